@@ -1,1 +1,17 @@
-//! .
+//! The rules of flowgate, as values and pure functions.
+//!
+//! Nothing here waits, reads a clock, draws a random number or touches a file: time, ids and
+//! jitter come in as arguments. [`decide`] turns what happened into a [`commit::Commit`]; a store
+//! applies it or refuses it, whole.
+#![warn(missing_docs)]
+
+pub mod commit;
+pub mod decide;
+pub mod event;
+pub mod flow;
+pub mod ids;
+pub mod limits;
+pub mod payload;
+pub mod retry;
+pub mod run;
+pub mod time;

@@ -1,1 +1,371 @@
-//! .
+//! The store contract, the stores, and the suite that they pass.
+//!
+//! A store checks the guards of a [`Commit`] and applies all of it or nothing. It does not know
+//! what a flow is: every rule is decided before, in `flowgate-core`.
+//!
+//! What every store promises, each a group of cases in the conformance suite:
+//!
+//! - **S1** A commit is atomic: all or nothing.
+//! - **S2** It applies only if every guard holds.
+//! - **S3** Of two commits on one version exactly one applies.
+//! - **S4** A commit whose reply was lost can be sent again: it is recognised as applied.
+//! - **S5** Event numbers are gapless per run; positions are in commit order, and a reader never
+//!   sees one appear behind it.
+//! - **S6** Time is the store's time; no caller passes it in.
+//! - **S7** Calls take batches, and each commit has its own outcome.
+//! - **S8** A commit that makes a job due wakes a waiting claimer; losing every wake-up loses no
+//!   job.
+//! - **S9** A lease token only grows; an expired lease cannot settle, even before somebody else
+//!   claims the job.
+//! - **S10** Every size has a named limit, refused before writing.
+#![warn(missing_docs)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use flowgate_core::commit::{Claimed, Commit, Job};
+use flowgate_core::event::StoredEvent;
+use flowgate_core::flow::FlowFile;
+use flowgate_core::ids::{InstanceId, JobId, LeaseToken, Position, Revision, RunId};
+use flowgate_core::run::{Run, RunStatus};
+use flowgate_core::time::Timestamp;
+
+mod error;
+
+pub use error::StoreError;
+
+/// A place where runs live.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync {
+    /// Its kind, as in the first part of its URL: `memory`, `sqlite`.
+    fn kind(&self) -> &'static str;
+
+    /// The time on its clock.
+    async fn now(&self) -> Result<Timestamp, StoreError>;
+
+    /// Applies each of `commits` or refuses it, in order; the outcomes are in the same order.
+    ///
+    /// With a claimant, jobs that a commit adds, that are due at once and that are in one of its
+    /// queues are leased to it in the same commit, as long as it has slots.
+    async fn commit(
+        &self,
+        commits: Vec<Commit>,
+        claimant: Option<&Claimant>,
+    ) -> Result<Vec<CommitOutcome>, StoreError>;
+
+    /// Leases due jobs, the longest due first, up to the claimant's slots.
+    ///
+    /// A job whose lease expired is due. Each claim counts as an attempt.
+    async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError>;
+
+    /// Returns when a job of `queues` may be due, and after `wait_max` at the latest.
+    async fn wait_due(&self, queues: &Queues, wait_max: Duration) -> Result<(), StoreError>;
+
+    /// Extends leases to `lease` from now.
+    async fn renew(&self, leases: &[LeaseRef], lease: Duration)
+    -> Result<Vec<Renewal>, StoreError>;
+
+    /// A run with its open jobs.
+    async fn read_run(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError>;
+
+    /// Events of a run with numbers over `after`, in order, at most `limit`.
+    async fn read_events(
+        &self,
+        run_id: RunId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredEvent>, StoreError>;
+
+    /// Events of all runs at positions over `after`, in commit order, at most `limit`.
+    async fn read_feed(
+        &self,
+        after: Position,
+        limit: usize,
+    ) -> Result<Vec<StoredEvent>, StoreError>;
+
+    /// Runs that match `query`, the latest started first, at most its limit.
+    async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError>;
+
+    /// Keeps log lines of steps. They belong to no commit, and their order per run is kept.
+    async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError>;
+
+    /// Log lines of a run with numbers over `after`, in order, at most `limit`.
+    async fn read_logs(
+        &self,
+        run_id: RunId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<LogLine>, StoreError>;
+
+    /// Keeps a revision of a flow and makes it the active one. Known revisions keep their time.
+    async fn register_flow(&self, revision: NewRevision) -> Result<(), StoreError>;
+
+    /// The revisions of `flow`, or of all flows, the latest registered first within a flow.
+    async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError>;
+
+    /// Removes what is older than `retention`, a bounded share of it in one call.
+    async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError>;
+}
+
+/// Who claims, what, and for how long.
+#[derive(Clone, Debug)]
+pub struct Claimant {
+    /// The instance.
+    pub instance: InstanceId,
+    /// The queues that it serves.
+    pub queues: Queues,
+    /// How many jobs it can take.
+    pub slots: usize,
+    /// How long a lease lasts unless it is renewed.
+    pub lease: Duration,
+}
+
+/// A choice of queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Queues {
+    /// All of them.
+    All,
+    /// These.
+    Only(Vec<Arc<str>>),
+}
+
+impl Queues {
+    /// Whether `queue` is one of them.
+    pub fn contains(&self, queue: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(queues) => queues.iter().any(|name| **name == *queue),
+        }
+    }
+}
+
+/// What became of a commit.
+#[derive(Clone, Debug)]
+#[must_use]
+pub enum CommitOutcome {
+    /// It is written, now or by an earlier call with the same commit id.
+    Applied {
+        /// Jobs that it made due and that are leased to the claimant.
+        handed_off: Vec<Claimed>,
+    },
+    /// Nothing of it is written.
+    Refused(Refusal),
+}
+
+/// Why a commit was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is a run with this id.
+    RunExists,
+    /// The run is at another version, or there is none.
+    RunVersion,
+    /// The lease is not held: it expired, or the job is gone or somebody else's.
+    LeaseLost(JobId),
+    /// The commit is over a limit.
+    TooLarge {
+        /// The bytes of its payloads.
+        bytes: usize,
+    },
+}
+
+/// A lease, by job and token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LeaseRef {
+    /// The job.
+    pub job_id: JobId,
+    /// The token.
+    pub token: LeaseToken,
+}
+
+/// What became of a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Renewal {
+    /// The lease holds until then.
+    Held(Timestamp),
+    /// The lease is gone, and with it the right to settle.
+    Lost,
+}
+
+/// A run in a listing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunRow {
+    /// Its record.
+    pub run: Arc<Run>,
+    /// When its first commit was applied.
+    pub started_at: Timestamp,
+    /// When its last commit was applied.
+    pub updated_at: Timestamp,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// Whether retention has removed its events.
+    pub events_removed: bool,
+}
+
+/// A run with its open jobs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunDetail {
+    /// The run.
+    pub row: RunRow,
+    /// Its open jobs, in the order of their steps.
+    pub jobs: Vec<JobDetail>,
+}
+
+/// An open job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobDetail {
+    /// The job.
+    pub job: Job,
+    /// When it is due, or was.
+    pub due_at: Timestamp,
+    /// The lease that it is under, also one that has expired and that nobody has taken over.
+    pub lease: Option<LeaseDetail>,
+}
+
+/// A lease as a store knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseDetail {
+    /// Its token.
+    pub token: LeaseToken,
+    /// Who holds it.
+    pub instance: InstanceId,
+    /// When it ends.
+    pub expires_at: Timestamp,
+}
+
+/// Which runs to list.
+#[derive(Clone, Debug, Default)]
+pub struct RunQuery {
+    /// Only those of this flow.
+    pub flow: Option<Arc<str>>,
+    /// Only those in one of these statuses; all if empty.
+    pub statuses: Vec<RunStatus>,
+    /// Only those started at or after this time.
+    pub since: Option<Timestamp>,
+    /// Only those started before this time.
+    pub until: Option<Timestamp>,
+    /// Only those that come after this one in the listing.
+    pub after: Option<RunCursor>,
+    /// At most this many, and at most [`flowgate_core::limits::PAGE_MAX`].
+    pub limit: usize,
+}
+
+/// A place in a listing of runs: a page ends at one, and the next begins after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunCursor {
+    /// When the last run of the page was started.
+    pub started_at: Timestamp,
+    /// That run.
+    pub run_id: RunId,
+}
+
+/// How serious a log line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// For whoever looks closely.
+    Debug,
+    /// For the record.
+    Info,
+    /// Something to look at.
+    Warn,
+    /// Something went wrong.
+    Error,
+}
+
+impl LogLevel {
+    /// As it is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        }
+    }
+
+    /// The level called `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Debug, Self::Info, Self::Warn, Self::Error].into_iter().find(|l| l.as_str() == name)
+    }
+}
+
+/// A line that a step logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewLogLine {
+    /// The run.
+    pub run_id: RunId,
+    /// The step.
+    pub step: Arc<str>,
+    /// The attempt.
+    pub attempt: u32,
+    /// How serious it is.
+    pub level: LogLevel,
+    /// What it says; cut to [`flowgate_core::limits::LOG_LINE_BYTES_MAX`] by whoever made it.
+    pub text: String,
+}
+
+/// A log line as a store returns it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// Its number in the run, from 1. Lines over the limit are counted here but not kept.
+    pub number: u64,
+    /// When it was stored.
+    pub at: Timestamp,
+    /// The line.
+    pub line: NewLogLine,
+}
+
+/// A revision to keep.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewRevision {
+    /// Its content address.
+    pub revision: Revision,
+    /// The flow as it was written.
+    pub file: FlowFile,
+    /// The folder that its programs start in.
+    pub folder: Option<String>,
+}
+
+/// A revision as a store returns it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredRevision {
+    /// The revision.
+    pub revision: NewRevision,
+    /// When it was first registered.
+    pub registered_at: Timestamp,
+    /// Whether new runs start on it: the one of its flow that was registered last.
+    pub active: bool,
+}
+
+/// How long finished runs are kept. Open runs are always kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// Their events and log lines, after their end.
+    pub events: Duration,
+    /// Their records, after their end.
+    pub runs: Duration,
+    /// Runs touched in one call.
+    pub batch: usize,
+}
+
+impl Retention {
+    /// Events for seven days, records for thirty.
+    pub const DEFAULT: Self = Self {
+        events: Duration::from_secs(7 * 24 * 3600),
+        runs: Duration::from_secs(30 * 24 * 3600),
+        batch: 200,
+    };
+}
+
+/// What a sweep removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Runs whose events and log lines it removed.
+    pub logs: u64,
+    /// Runs whose records it removed.
+    pub runs: u64,
+    /// Whether more is due: the batch was full.
+    pub more: bool,
+}

@@ -1,0 +1,122 @@
+//! Trying a finished run again, as a new run.
+//!
+//! A terminal state is final, so a retry is a run of its own. It takes over what succeeded and does
+//! the rest: the steps that did not succeed, the step that it is told to begin with, and all that
+//! lies downstream of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Draft, Rejection};
+use crate::commit::{Commit, Guard};
+use crate::event::{Event, RunStarted, StoredEvent};
+use crate::flow::Flow;
+use crate::ids::{CommitId, RunId, StepIndex};
+use crate::payload::Payload;
+use crate::run::{Run, StepState};
+
+/// The first commit of a run that tries `old` again, whose whole log is `log`.
+///
+/// `flow` is the revision that `old` is pinned to. With `from`, that step and what follows it is
+/// done again even where it succeeded.
+pub fn retry(
+    flow: &Flow,
+    old: &Run,
+    log: &[StoredEvent],
+    from: Option<StepIndex>,
+    ids: (RunId, CommitId),
+) -> Result<Commit, Rejection> {
+    if !old.status.is_terminal() {
+        return Err(Rejection::RunOpen(old.status));
+    }
+    let again = steps_to_do_again(flow, old, from);
+    if again.iter().all(|again| !again) {
+        return Err(Rejection::NothingToRetry);
+    }
+    let started = RunStarted {
+        flow: Arc::clone(&flow.name),
+        revision: flow.revision.clone(),
+        input: log.first().map_or_else(Payload::null, |first| first.event.payload()),
+        key: None,
+        tags: old.tags.clone(),
+        retry_of: Some(old.run_id),
+    };
+    let (run_id, commit_id) = ids;
+    let mut draft = Draft::begin(flow, run_id, started);
+    carry_over(&mut draft, log, &again);
+    for index in flow.step_indexes() {
+        if let Some(inputs) = draft.inputs_if_ready(index) {
+            draft.open_step(index, inputs);
+        }
+    }
+    Ok(draft.finish(commit_id, vec![Guard::RunAbsent]))
+}
+
+/// For each step, whether the new run does it again.
+fn steps_to_do_again(flow: &Flow, old: &Run, from: Option<StepIndex>) -> Vec<bool> {
+    let mut again: Vec<bool> =
+        old.steps.iter().map(|step| step.state != StepState::Succeeded).collect();
+    let mut todo: Vec<StepIndex> = flow.step_indexes().filter(|at| again[at.at()]).collect();
+    if let Some(from) = from
+        && !std::mem::replace(&mut again[from.at()], true)
+    {
+        todo.push(from);
+    }
+    while let Some(index) = todo.pop() {
+        let step = flow.step(index);
+        let slots = step.emits.iter().copied().chain(step.succeeded).chain(step.failed);
+        for &next in slots.flat_map(|slot| &flow.slot(slot).subscribers) {
+            if !std::mem::replace(&mut again[next.at()], true) {
+                todo.push(next);
+            }
+        }
+    }
+    again
+}
+
+/// Writes what the kept steps emitted, set and achieved into the new run's log.
+fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
+    let flow = draft.flow;
+    let mut signals: HashMap<u64, Payload> = HashMap::new();
+    for stored in log {
+        if let Event::SignalReceived { data, .. } = &stored.event {
+            signals.insert(stored.seq, data.clone());
+        }
+        let Some(index) = stored.event.step().and_then(|name| flow.step_index(name)) else {
+            continue;
+        };
+        if again[index.at()] {
+            continue;
+        }
+        match &stored.event {
+            Event::EventEmitted { .. } | Event::StateSet { .. } | Event::StepCarried { .. } => {
+                draft.push(stored.event.clone());
+            }
+            Event::SignalTaken { step, signal_seq, events } => {
+                for event in events {
+                    let data = signals.get(signal_seq).cloned().unwrap_or_else(Payload::null);
+                    let (step, event) = (Arc::clone(step), Arc::clone(event));
+                    draft.push(Event::EventEmitted { step, event, data });
+                }
+            }
+            Event::StepSucceeded { step, .. } => {
+                draft.push(Event::StepCarried { step: Arc::clone(step) });
+            }
+            Event::RunStarted(_)
+            | Event::StepQueued { .. }
+            | Event::StepWaiting { .. }
+            | Event::StepStarted { .. }
+            | Event::StepLost { .. }
+            | Event::StepReleased { .. }
+            | Event::EventRepeated { .. }
+            | Event::AttemptFailed { .. }
+            | Event::StepFailed { .. }
+            | Event::StepSkipped { .. }
+            | Event::StepCancelled { .. }
+            | Event::SignalReceived { .. }
+            | Event::RunCompleted {}
+            | Event::RunFailed { .. }
+            | Event::RunCancelled { .. } => {}
+        }
+    }
+}
