@@ -1,1 +1,49 @@
-fn main() {}
+//! The chores of this workspace, run as `cargo xtask VERB`.
+//!
+//! One file per verb. Everything that CI does is here, so that `.ci/run` and a developer
+//! run the same thing.
+
+mod bench;
+mod crash;
+mod launch;
+mod output;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "The chores of this workspace")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Build the release binary and run its benchmark
+    Bench(bench::BenchArgs),
+    /// Build the release binary and run its crash test
+    Crash(crash::CrashArgs),
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().verb) {
+        Ok(code) => code,
+        Err(error) => {
+            output::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    match verb {
+        Verb::Bench(args) => bench::run(&workspace, args),
+        Verb::Crash(args) => crash::run(&workspace, args),
+    }
+}
