@@ -4,9 +4,11 @@
 //! run the same thing.
 
 mod bench;
+mod clock;
 mod crash;
 mod launch;
 mod output;
+mod services;
 mod workspace;
 
 use std::process::ExitCode;
@@ -24,6 +26,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// List, install or run the tools and private servers that the tests need
+    Services(services::ServicesArgs),
     /// Build the release binary and run its benchmark
     Bench(bench::BenchArgs),
     /// Build the release binary and run its crash test
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
 fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
     match verb {
+        Verb::Services(args) => services::run(&workspace, args),
         Verb::Bench(args) => bench::run(&workspace, args),
         Verb::Crash(args) => crash::run(&workspace, args),
     }
