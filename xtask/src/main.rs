@@ -9,6 +9,7 @@ mod crash;
 mod launch;
 mod output;
 mod services;
+mod tidy;
 mod workspace;
 
 use std::process::ExitCode;
@@ -28,6 +29,8 @@ struct Cli {
 enum Verb {
     /// List, install or run the tools and private servers that the tests need
     Services(services::ServicesArgs),
+    /// Check the rules of this tree that no compiler knows
+    Tidy(tidy::TidyArgs),
     /// Build the release binary and run its benchmark
     Bench(bench::BenchArgs),
     /// Build the release binary and run its crash test
@@ -48,6 +51,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
     match verb {
         Verb::Services(args) => services::run(&workspace, args),
+        Verb::Tidy(args) => tidy::run(&workspace, args),
         Verb::Bench(args) => bench::run(&workspace, args),
         Verb::Crash(args) => crash::run(&workspace, args),
     }
