@@ -9,6 +9,7 @@ mod crash;
 mod launch;
 mod output;
 mod services;
+mod test;
 mod tidy;
 mod workspace;
 
@@ -27,6 +28,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Check everything that CI checks, and stop at the first failure
+    Test(test::TestArgs),
     /// List, install or run the tools and private servers that the tests need
     Services(services::ServicesArgs),
     /// Check the rules of this tree that no compiler knows
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
 fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
     let workspace = Workspace::find()?;
     match verb {
+        Verb::Test(args) => test::run(&workspace, args),
         Verb::Services(args) => services::run(&workspace, args),
         Verb::Tidy(args) => tidy::run(&workspace, args),
         Verb::Bench(args) => bench::run(&workspace, args),
