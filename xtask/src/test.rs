@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
 use crate::clock::Stopwatch;
@@ -115,7 +115,7 @@ fn run_stages(
     mut run: impl FnMut(Stage) -> anyhow::Result<Option<i32>>,
 ) -> anyhow::Result<Outcome> {
     for &stage in stages {
-        let code = run(stage)?;
+        let code = run(stage).with_context(|| format!("stage {} failed", stage.name()))?;
         if code != Some(0) {
             return Ok(Outcome::Failed { stage, code });
         }
@@ -216,6 +216,12 @@ mod tests {
         let failed = Outcome::Failed { stage: Stage::Clippy, code: Some(101) };
         assert_eq!(outcome.unwrap(), failed);
         assert_eq!(seen, [Stage::Fmt, Stage::Clippy]);
+    }
+
+    #[test]
+    fn a_stage_that_cannot_run_is_an_error_with_its_name() {
+        let error = run_stages(&[Stage::Docs], |_| bail!("no cargo")).unwrap_err();
+        assert_eq!(format!("{error:#}"), "stage docs failed: no cargo");
     }
 
     #[test]

@@ -75,7 +75,8 @@ fn listed(root: &Path) -> anyhow::Result<Vec<String>> {
         .output()
         .context("starting git")?;
     if !output.status.success() {
-        bail!("git cannot list the files of {}", root.display());
+        let reason = String::from_utf8_lossy(&output.stderr);
+        bail!("git cannot list the files of {}: {}", root.display(), reason.trim());
     }
     let names = output.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty());
     Ok(names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
