@@ -24,12 +24,12 @@ fn worker(subscribes: &Value, emits: &[&str]) -> Value {
     step
 }
 
-fn flow(steps: Value) -> Value {
+fn flow(steps: &Value) -> Value {
     json!({ "flow": "f", "steps": steps })
 }
 
 fn diamond() -> World {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &["left", "right"]),
         "a": worker(&json!(["left"]), &["a.done"]),
         "b": worker(&json!(["right"]), &["b.done"]),
@@ -68,7 +68,7 @@ fn a_join_gets_its_inputs_in_the_order_in_which_it_names_them() {
 
 #[test]
 fn any_starts_on_the_first_and_only_once() {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &["x", "y"]),
         "either": worker(&json!({ "any": ["x", "y"] }), &[]),
         "late": worker(&json!(["step:either"]), &[]),
@@ -90,7 +90,7 @@ fn any_starts_on_the_first_and_only_once() {
 
 #[test]
 fn a_branch_that_is_not_taken_is_skipped_and_the_run_completes() {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &["yes", "no"]),
         "on_yes": worker(&json!(["yes"]), &[]),
         "on_no": worker(&json!(["no"]), &[]),
@@ -118,7 +118,7 @@ fn a_failed_step_fails_the_run_once_the_other_branches_are_done() {
 
 #[test]
 fn a_failure_that_a_step_subscribes_to_does_not_fail_the_run() {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &[]),
         "refund": worker(&json!(["step.failed:start"]), &[]),
         "ship": worker(&json!(["step:start"]), &[]),
@@ -133,7 +133,7 @@ fn a_failure_that_a_step_subscribes_to_does_not_fail_the_run() {
 
 #[test]
 fn a_step_without_work_completes_in_the_commit_that_opens_it() {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &[]),
         "join": { "subscribes": ["step:start"] },
         "again": { "subscribes": ["step:join"] },
@@ -148,7 +148,7 @@ fn a_step_without_work_completes_in_the_commit_that_opens_it() {
 fn failures_are_tried_again_with_growing_delays_and_then_fail_the_step() {
     let mut step = worker(&Value::Null, &[]);
     step["retry"] = json!({ "attempts": 3, "backoff": { "initial": "100ms", "jitter": 0.0 } });
-    let mut world = World::new(flow(json!({ "start": step })));
+    let mut world = World::new(flow(&json!({ "start": step })));
     world.start();
     for ms in [100, 200] {
         world.fail("start", ErrorKind::Failed);
@@ -163,7 +163,7 @@ fn failures_are_tried_again_with_growing_delays_and_then_fail_the_step() {
 #[test]
 fn a_final_error_is_not_tried_again() {
     for kind in [ErrorKind::Final, ErrorKind::Invalid, ErrorKind::Lost] {
-        let mut world = World::new(flow(json!({ "start": worker(&Value::Null, &[]) })));
+        let mut world = World::new(flow(&json!({ "start": worker(&Value::Null, &[]) })));
         world.start();
         world.fail("start", kind);
         assert_eq!(world.status(), "failed", "{kind:?}");
@@ -173,7 +173,7 @@ fn a_final_error_is_not_tried_again() {
 
 #[test]
 fn a_step_may_say_when_it_wants_to_be_tried_again() {
-    let mut world = World::new(flow(json!({ "start": worker(&Value::Null, &[]) })));
+    let mut world = World::new(flow(&json!({ "start": worker(&Value::Null, &[]) })));
     world.start();
     let attempt = world.claim(world.job("start"));
     let super::Outcome::Failed { error, .. } = failure(ErrorKind::Failed) else { unreachable!() };
@@ -208,7 +208,7 @@ fn an_undeclared_event_fails_the_step_for_good() {
 
 #[test]
 fn names_with_dots_never_collide() {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &["a", "a.b"]),
         "one": worker(&json!(["a"]), &[]),
         "two": worker(&json!(["a.b"]), &[]),
@@ -225,7 +225,7 @@ fn the_late_attempt_of_a_lost_lease_changes_nothing() {
     world.expire(slow.job_id);
     assert_eq!(world.report(&ended(slow.clone(), success(&["left"]))), Ok(Applied::Refused));
     let fast = world.claim(slow.job_id);
-    assert_eq!(fast.lost, [slow.stamp.clone()]);
+    assert_eq!(fast.lost, std::slice::from_ref(&slow.stamp));
     assert_eq!(world.report(&ended(slow.clone(), success(&["left"]))), Ok(Applied::Refused));
     assert_eq!(world.report(&ended(fast, success(&["left", "right"]))), Ok(Applied::Now));
     assert_eq!(
@@ -263,7 +263,7 @@ fn a_long_attempt_is_shown_as_running_and_started_once() {
 }
 
 fn approval(on_timeout: &Value) -> World {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &[]),
         "approve": {
             "subscribes": ["step:start"],
@@ -325,7 +325,7 @@ fn a_wait_that_times_out_does_what_it_says() {
     ] {
         let mut world = approval(&on_timeout);
         world.succeed("start", &[]);
-        assert_eq!(world.jobs[&world.job("approve")].due, Due::After(Duration::from_secs(3600)));
+        assert_eq!(world.jobs[&world.job("approve")].due, Due::After(Duration::from_hours(1)));
         world.timer("approve");
         let states = (world.state("approve"), world.state("ship"), world.state("drop"));
         assert_eq!(states, (approve, ship, drop), "{on_timeout}");
@@ -346,7 +346,7 @@ fn a_signal_after_the_timeout_changes_nothing_that_was_decided() {
 
 #[test]
 fn a_delay_holds_no_worker_and_then_goes_on() {
-    let mut world = World::new(flow(json!({
+    let mut world = World::new(flow(&json!({
         "start": worker(&Value::Null, &[]),
         "pause": { "subscribes": ["step:start"], "wait": { "delay": "2h" }, "emits": ["woke"] },
         "end": worker(&json!(["woke"]), &[]),
@@ -354,7 +354,7 @@ fn a_delay_holds_no_worker_and_then_goes_on() {
     world.start();
     world.succeed("start", &[]);
     assert_eq!(world.status(), "waiting");
-    assert_eq!(world.jobs[&world.job("pause")].due, Due::After(Duration::from_secs(7200)));
+    assert_eq!(world.jobs[&world.job("pause")].due, Due::After(Duration::from_hours(2)));
     world.timer("pause");
     world.succeed("end", &[]);
     world.check_ended();
@@ -452,7 +452,7 @@ fn only_a_run_that_ended_can_be_retried() {
     let rejected = retry(&world.flow, &run, &world.log, None, ids).unwrap_err();
     assert_eq!(rejected, Rejection::RunOpen(RunStatus::Running));
 
-    let mut world = World::new(flow(json!({ "start": worker(&Value::Null, &[]) })));
+    let mut world = World::new(flow(&json!({ "start": worker(&Value::Null, &[]) })));
     world.start();
     world.succeed("start", &[]);
     let run = world.run.clone().unwrap();

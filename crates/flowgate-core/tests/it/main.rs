@@ -1,0 +1,3 @@
+//! The stored forms and the flow files, as users have them.
+
+mod formats;
