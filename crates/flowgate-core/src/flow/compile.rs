@@ -1,0 +1,119 @@
+//! From a valid file to the form that the rules use.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{
+    Action, Flow, FlowFile, Needs, OnTimeout, RunFile, Slot, Step, StepFile, Subscribes, Wait,
+    WaitFile,
+};
+use crate::ids::{Revision, SlotIndex, StepIndex};
+use crate::retry::RetryPolicy;
+use crate::time::Timestamp;
+
+impl Flow {
+    /// Indexes `file`, which the caller has found valid.
+    pub(super) fn compile(file: FlowFile) -> Self {
+        let canonical = serde_json::to_vec(&file).expect("a flow file has a JSON form");
+        let revision = Revision::of(&canonical);
+        let mut slots = Slots::default();
+        let steps: Vec<Step> =
+            file.steps.iter().map(|(name, step)| compile_step(name, step, &mut slots)).collect();
+        let mut flow = Self {
+            name: file.flow.as_str().into(),
+            revision,
+            entry: StepIndex(0),
+            step_by_name: HashMap::new(),
+            slots: slots.list,
+            slot_by_name: slots.by_name,
+            steps,
+            file,
+        };
+        flow.link();
+        flow
+    }
+
+    /// Connects the steps with their slots.
+    fn link(&mut self) {
+        for at in 0..self.steps.len() {
+            let index = StepIndex(u16::try_from(at).expect("validation bounds the steps"));
+            let name = Arc::clone(&self.steps[at].name);
+            self.steps[at].succeeded = self.slot_index(&format!("step:{name}"));
+            self.steps[at].failed = self.slot_index(&format!("step.failed:{name}"));
+            self.step_by_name.insert(name, index);
+            match self.steps[at].needs.clone() {
+                Needs::Start => self.entry = index,
+                Needs::All(slots) | Needs::Any(slots) => {
+                    for slot in slots {
+                        self.slots[slot.at()].subscribers.push(index);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Slots {
+    list: Vec<Slot>,
+    by_name: HashMap<Arc<str>, SlotIndex>,
+}
+
+impl Slots {
+    fn get(&mut self, name: &str) -> SlotIndex {
+        if let Some(index) = self.by_name.get(name) {
+            return *index;
+        }
+        let index = SlotIndex(u16::try_from(self.list.len()).expect("validation bounds the slots"));
+        let name: Arc<str> = name.into();
+        self.list.push(Slot { name: Arc::clone(&name), subscribers: Vec::new() });
+        self.by_name.insert(name, index);
+        index
+    }
+}
+
+fn compile_step(name: &str, step: &StepFile, slots: &mut Slots) -> Step {
+    let needs = match &step.subscribes {
+        None => Needs::Start,
+        Some(Subscribes::All(names)) => Needs::All(names.iter().map(|n| slots.get(n)).collect()),
+        Some(Subscribes::Any(names)) => Needs::Any(names.iter().map(|n| slots.get(n)).collect()),
+    };
+    Step {
+        name: name.into(),
+        needs,
+        action: compile_action(step),
+        emits: step.emits.iter().map(|n| slots.get(n)).collect(),
+        succeeded: None,
+        failed: None,
+        retry: RetryPolicy::from_file(step.retry.as_ref()),
+        timeout: step.timeout.map(|span| span.0),
+        queue: step.queue.as_deref().unwrap_or("default").into(),
+    }
+}
+
+fn compile_action(step: &StepFile) -> Action {
+    match (&step.run, &step.wait) {
+        (None, None) => Action::Nothing,
+        (_, Some(wait)) => Action::Wait(compile_wait(wait)),
+        (Some(RunFile::Process(process)), None) => Action::Process(process.clone()),
+        (Some(RunFile::Shell(line)), None) => Action::Shell(line.clone()),
+        (Some(RunFile::Http(http)), None) => Action::Http(http.clone()),
+        (Some(RunFile::Worker(name)), None) => Action::Worker(name.as_str().into()),
+    }
+}
+
+fn compile_wait(wait: &WaitFile) -> Wait {
+    if let Some(delay) = wait.delay {
+        return Wait::Delay(delay.0);
+    }
+    if let Some(until) = &wait.until {
+        let at: jiff::Timestamp = until.parse().expect("validation parsed this time");
+        return Wait::Until(Timestamp(at.as_millisecond()));
+    }
+    Wait::Signal {
+        signal: wait.signal.as_deref().expect("validation wants one kind of wait").into(),
+        matches: wait.matches.clone().unwrap_or_default(),
+        timeout: wait.timeout.map(|span| span.0),
+        on_timeout: wait.on_timeout.clone().unwrap_or(OnTimeout::Fail),
+    }
+}
