@@ -16,9 +16,15 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
 
+mod build;
 mod compile;
+mod input;
+mod nearest;
 mod notation;
+mod validate;
 
+pub use build::{FlowBuilder, StepBuilder};
+pub use input::{InputProblem, Violation};
 pub use notation::SpanError;
 
 /// A flow as it is written in a file or built in Rust.
@@ -139,7 +145,7 @@ pub enum RunFile {
 }
 
 /// A program to start: its arguments, or those with a folder and variables.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFile {
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -150,7 +156,7 @@ pub struct ProcessFile {
 }
 
 /// An HTTP request to send.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a request: a mapping such as `{url: \"http://127.0.0.1:9000/\"}`"
@@ -305,6 +311,7 @@ pub struct Flow {
     pub entry: StepIndex,
     /// Everything that a step can subscribe to, or emit.
     pub slots: Vec<Slot>,
+    input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
 }
