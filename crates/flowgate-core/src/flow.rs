@@ -19,13 +19,16 @@ use crate::retry::RetryPolicy;
 mod build;
 mod compile;
 mod input;
+mod locate;
 mod nearest;
 mod notation;
+mod parse;
 mod validate;
 
 pub use build::{FlowBuilder, StepBuilder};
 pub use input::{InputProblem, Violation};
 pub use notation::SpanError;
+pub use parse::{FlowError, FlowErrors};
 
 /// A flow as it is written in a file or built in Rust.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -425,7 +428,7 @@ impl Flow {
 }
 
 /// Something wrong with a flow: where, what, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{path}: {message}; {remedy}")]
 pub struct Problem {
     /// The place, as keys and indexes from the top: `steps.charge.subscribes[0]`.
@@ -459,5 +462,11 @@ impl fmt::Display for Path {
             }
         }
         Ok(())
+    }
+}
+
+impl Serialize for Path {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
