@@ -130,12 +130,8 @@ pub enum Subscribes {
 }
 
 /// What a step does.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    rename_all = "snake_case",
-    expecting = "one of `process`, `shell`, `http` and `worker`, such as `{worker: name}`"
-)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum RunFile {
     /// Starts a program; no shell is involved.
     Process(ProcessFile),

@@ -84,16 +84,46 @@ pub(super) fn validate_schema(path: &Path, schema: &Value, problems: &mut Proble
         return;
     }
     if let Err(error) = compile_schema(schema) {
-        let place = error.instance_path().to_string();
-        let place = if place.is_empty() { String::new() } else { format!(" at `{place}`") };
+        let pointer = error.instance_path().to_string();
+        if pointer.ends_with("/type") {
+            let value = error.instance();
+            problems.add(
+                &follow(path, schema, &pointer),
+                format!("`{value}` is not a type of JSON Schema"),
+                "the types are array, boolean, integer, null, number, object and string",
+            );
+            return;
+        }
         let remedy = if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
             "refer only to parts of this schema, such as `#/$defs/name`: nothing is fetched"
         } else {
             "correct it as https://json-schema.org/understanding-json-schema describes"
         };
-        let message = shortened(error.to_string());
-        problems.add(path, format!("`input` is not a valid JSON Schema{place}: {message}"), remedy);
+        problems.add(
+            &follow(path, schema, &pointer),
+            format!("`input` is not a valid JSON Schema: {}", shortened(error.to_string())),
+            remedy,
+        );
     }
+}
+
+/// The place of a JSON pointer into `value`, which stands at `path`.
+fn follow(path: &Path, value: &Value, pointer: &str) -> Path {
+    let mut path = path.clone();
+    let mut value = Some(value);
+    for part in pointer.split('/').skip(1) {
+        let part = part.replace("~1", "/").replace("~0", "~");
+        let in_list = value.and_then(Value::as_array);
+        path = match part.parse() {
+            Ok(index) if in_list.is_some() => path.index(index),
+            Ok(_) | Err(_) => path.key(&part),
+        };
+        value = match in_list {
+            Some(items) => part.parse().ok().and_then(|index: usize| items.get(index)),
+            None => value.and_then(|value| value.get(&part)),
+        };
+    }
+    path
 }
 
 /// The check that a schema describes. It fetches nothing, and its patterns take time in proportion

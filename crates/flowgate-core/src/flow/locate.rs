@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{Options, Spanned};
+use serde_saphyr::{NonFiniteFloatPolicy, Options, Spanned};
 
 use super::{Path, PathPart};
 
@@ -11,7 +11,8 @@ use super::{Path, PathPart};
 pub(super) struct Places(Option<Spanned<Node>>);
 
 /// Reads `text` once more, for the places alone.
-pub(super) fn places(text: &str, options: Options) -> Places {
+pub(super) fn places(text: &str, mut options: Options) -> Places {
+    options.non_finite_float_policy = NonFiniteFloatPolicy::PassThrough;
     Places(serde_saphyr::from_str_with_options(text, options).ok())
 }
 
@@ -30,6 +31,28 @@ impl Places {
             node = found;
         }
         (place.line().max(1), place.column().max(1))
+    }
+}
+
+impl Places {
+    /// The path of the value that begins at this line and column.
+    pub(super) fn path_at(&self, line: u64, column: u64) -> Option<Path> {
+        let mut open = vec![(self.0.as_ref()?, Path::default())];
+        while let Some((node, path)) = open.pop() {
+            if (node.defined.line(), node.defined.column()) == (line, column) {
+                return Some(path);
+            }
+            match &node.value {
+                Node::Map(entries) => {
+                    open.extend(entries.iter().map(|(key, node)| (node, path.key(&key.value))));
+                }
+                Node::List(items) => {
+                    open.extend(items.iter().enumerate().map(|(at, node)| (node, path.index(at))));
+                }
+                Node::Leaf => {}
+            }
+        }
+        None
     }
 }
 

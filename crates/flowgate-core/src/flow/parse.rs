@@ -10,7 +10,7 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
 
 use super::nearest::nearest;
-use super::{Flow, FlowFile, Path, Problem, locate};
+use super::{Flow, FlowFile, Path, PathPart, Problem, locate};
 use crate::limits::FLOW_FILE_BYTES_MAX;
 
 /// Events of the YAML reader that aliases may add in all.
@@ -102,7 +102,10 @@ impl FlowFile {
         serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
             let (line, column) =
                 error.location().map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
-            let (message, remedy) = explain(&error);
+            let (message, remedy) = match misfit(&error) {
+                Some(wanted) => explain_misfit(text, (line, column), wanted),
+                None => explain(&error),
+            };
             one(line, column, message, remedy)
         })
     }
@@ -126,6 +129,66 @@ fn options() -> Options {
     }
 }
 
+/// What the reader wanted, where it found a value of another kind and does not say which.
+fn misfit(error: &Error) -> Option<&'static str> {
+    if let Error::AliasError { error, .. } = error {
+        return misfit(error);
+    }
+    if let Error::InvalidScalar { ty: wanted, .. } | Error::Unexpected { expected: wanted, .. } =
+        error
+    {
+        return Some(wanted);
+    }
+    matches!(error, Error::NullIntoString { .. }).then_some("a string")
+}
+
+/// Names the value at this place, and what belongs there.
+fn explain_misfit(text: &str, (line, column): (u64, u64), wanted: &str) -> (String, String) {
+    let path = locate::places(text, options()).path_at(line, column);
+    let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
+    let rest: String =
+        text.lines().nth(at(line)).unwrap_or_default().chars().skip(at(column)).collect();
+    let end = rest.find([',', '}', ']', '#']).unwrap_or(rest.len());
+    let found = match rest.trim_start().chars().next() {
+        None | Some(':') => "an empty value".to_owned(),
+        Some('[') => "a list".to_owned(),
+        Some('-') if rest.starts_with("- ") => "a list".to_owned(),
+        Some('{') => "a mapping".to_owned(),
+        Some(_) => format!("`{}`", rest[..end].trim().escape_debug()),
+    };
+    let remedy = path.as_ref().and_then(belongs).map_or_else(|| request(wanted), str::to_owned);
+    (format!("{found} does not fit here"), remedy)
+}
+
+/// What belongs at a place that holds a mapping.
+fn belongs(path: &Path) -> Option<&'static str> {
+    let keys: Vec<&str> = path
+        .0
+        .iter()
+        .map(|part| match part {
+            PathPart::Key(key) => key.as_str(),
+            PathPart::Index(_) => "",
+        })
+        .collect();
+    match keys.as_slice() {
+        [] => Some("write a flow: a mapping with `flow` and `steps`"),
+        ["steps"] => {
+            Some("write the steps by their names, such as `start: {run: {worker: start}}`")
+        }
+        ["steps", _] => Some("write a step, such as `{subscribes: [event], run: {worker: name}}`"),
+        ["steps", _, "wait"] => Some("write a wait, such as `{delay: 10s}` or `{signal: name}`"),
+        ["steps", _, "wait", "match"] => Some("write fields and their values, such as `{id: 7}`"),
+        ["steps", _, "retry"] => Some("write retries, such as `{attempts: 5}`"),
+        ["steps", _, "retry", "backoff"] => {
+            Some("write delays, such as `{initial: 200ms, factor: 2, max: 1m, jitter: 0.2}`")
+        }
+        ["steps", _, "run", "http"] => {
+            Some("write a request, such as `{url: \"http://127.0.0.1:9000/\"}`")
+        }
+        _ => None,
+    }
+}
+
 /// The cause and the way out of an error of the reader.
 #[expect(clippy::wildcard_enum_match_arm, reason = "the reader's errors grow with its versions")]
 fn explain(error: &Error) -> (String, String) {
@@ -138,31 +201,23 @@ fn explain(error: &Error) -> (String, String) {
             (format!("unknown kind `{}`", variant.escape_debug()), known(variant, expected))
         }
         Error::SerdeMissingField { field, .. } => {
-            (format!("`{field}` is missing"), format!("add `{field}`"))
+            let remedy = match *field {
+                "flow" => "add `flow: NAME` at the top",
+                "steps" => "add `steps:` with at least one step",
+                "url" => "add the `url` to send the request to",
+                "command" => "add `command: [program, argument, …]`",
+                _ => "add it",
+            };
+            (format!("`{field}` is missing"), remedy.to_owned())
         }
         Error::SerdeInvalidType { unexpected, expected, .. }
         | Error::SerdeInvalidValue { unexpected, expected, .. } => {
-            (format!("{} does not fit here", found(unexpected)), wanted(expected))
+            (format!("{} does not fit here", found(unexpected)), request(expected))
         }
-        Error::InvalidScalar { ty, .. } => ("the value does not fit here".to_owned(), wanted(ty)),
-        Error::Unexpected { expected, .. } => {
-            ("the value does not fit here".to_owned(), wanted(expected))
-        }
-        Error::NullIntoString { .. } => ("there is no value here".to_owned(), wanted("a string")),
         Error::DuplicateMappingKey { key, .. } => {
             let key =
                 key.as_ref().map_or(String::new(), |key| format!(" `{}`", key.escape_debug()));
             (format!("the key{key} is there twice"), "remove one, or rename it".to_owned())
-        }
-        Error::ExternallyTaggedEnumExpectedScalarOrMapping { .. }
-        | Error::ExpectedStringKeyForExternallyTaggedEnum { .. } => {
-            ("the value does not fit here".to_owned(), RUN.to_owned())
-        }
-        Error::ExpectedMappingEndAfterEnumVariantValue { .. } => {
-            ("`run` says more than one thing to do".to_owned(), RUN.to_owned())
-        }
-        Error::UnexpectedValueForUnit { .. } | Error::UnexpectedValueForUnitEnumVariant { .. } => {
-            ("`run` does not say what to run".to_owned(), RUN.to_owned())
         }
         Error::Eof { .. } => (
             "the file ends before the flow does".to_owned(),
@@ -184,8 +239,6 @@ fn explain(error: &Error) -> (String, String) {
         _ => explain_text(&UserMessageFormatter.format_message(error)),
     }
 }
-
-const RUN: &str = "write one of `process`, `shell`, `http` and `worker`, such as `{worker: name}`";
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the reader's limits grow with its versions")]
 fn explain_budget(breach: &BudgetBreach) -> (String, String) {
@@ -214,15 +267,29 @@ fn too_many_aliases() -> (String, String) {
     )
 }
 
+/// The ways out of what YAML files most often get wrong, by the reader's words for it.
+const SYNTAX: [(&str, &str); 9] = [
+    ("mapping values are not allowed", "put quotes around a text that holds `: `"),
+    ("tabs disallowed", "indent with spaces"),
+    ("unclosed bracket", "close it"),
+    ("unsupported tag", "remove the tag, or put quotes around the text"),
+    ("expected ',' or", "put a comma between the entries, or close the bracket"),
+    ("did not find expected key", "indent the line as those that it belongs with"),
+    ("quoted scalar", "close the quotes, and indent a text that goes on over lines"),
+    ("unexpected character", "take out what is not text"),
+    ("finite number", "write a number that JSON has too"),
+];
+
 /// A message of ours is `cause; remedy`; one of the reader's is a cause alone.
 fn explain_text(text: &str) -> (String, String) {
-    match text.rsplit_once("; ") {
-        Some((cause, remedy)) => (cause.to_owned(), remedy.to_owned()),
-        None => (
-            format!("the file cannot be read: {text}"),
-            "correct the YAML or JSON here or on the line before".to_owned(),
-        ),
+    if let Some((cause, remedy)) = text.rsplit_once("; ") {
+        return (cause.to_owned(), remedy.to_owned());
     }
+    let remedy = SYNTAX
+        .iter()
+        .find(|(words, _)| text.contains(words))
+        .map_or("correct the YAML or JSON here or on the line before", |(_, remedy)| remedy);
+    (format!("the file cannot be read: {text}"), remedy.to_owned())
 }
 
 fn known(name: &str, expected: &[&'static str]) -> String {
@@ -247,7 +314,7 @@ fn found(unexpected: &str) -> String {
 }
 
 /// Serde's word for what it wants, as a request.
-fn wanted(expected: &str) -> String {
+fn request(expected: &str) -> String {
     let kind = match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
         "f32" | "f64" | "float" | "floating point" => "a number",

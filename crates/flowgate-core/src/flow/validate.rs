@@ -85,19 +85,26 @@ impl Problems {
         if is_identifier(name) {
             return;
         }
-        let message = if name.is_empty() {
-            format!("the name of the {kind} is empty")
+        if name.is_empty() {
+            self.add(path, format!("the name of this {kind} is empty"), "give it a name");
         } else if name.len() > NAME_BYTES_MAX {
-            format!("a {kind}'s name of {} bytes is over the limit of {NAME_BYTES_MAX}", name.len())
+            let bytes = name.len();
+            self.add(
+                path,
+                format!(
+                    "the name of this {kind} has {bytes} bytes, over the limit of {NAME_BYTES_MAX}"
+                ),
+                "shorten it, and keep the rest for the description",
+            );
         } else {
-            format!("`{}` cannot be the name of a {kind}", name.escape_debug())
-        };
-        self.add(
-            path,
-            message,
-            "begin with an ASCII letter or digit and go on with letters, digits, `_`, `-` and \
-             single `.`",
-        );
+            let name = name.escape_debug();
+            self.add(
+                path,
+                format!("this {kind} cannot be called `{name}`"),
+                "begin with an ASCII letter or digit and go on with letters, digits, `_`, `-` and \
+                 single `.`",
+            );
+        }
     }
 
     fn description(&mut self, path: &Path, text: Option<&str>) {
@@ -242,8 +249,8 @@ fn validate_emits(path: &Path, step: &StepFile, problems: &mut Problems) {
         if name.contains(':') {
             problems.add(
                 &path,
-                format!("an event cannot be called `{}`", name.escape_debug()),
-                "leave out the `:`; `step:NAME` and `step.failed:NAME` happen by themselves",
+                format!("this event cannot be called `{}`", name.escape_debug()),
+                "leave out the `:` (`step:NAME` and `step.failed:NAME` happen by themselves)",
             );
         } else {
             problems.name(&path, "event", name);

@@ -104,7 +104,7 @@ impl<'a> Graph<'a> {
                 let names = self.steps.iter().map(|(name, _)| *name);
                 problems.add(
                     &Path::default().key("steps"),
-                    format!("no step is the entry: {} all have `subscribes`", some_of(names)),
+                    format!("no step is the entry: all of {} have `subscribes`", some_of(names)),
                     "remove `subscribes` from the one that a start begins with",
                 );
             }
@@ -175,7 +175,7 @@ impl<'a> Graph<'a> {
         }
         let events = self.steps.iter().flat_map(|(_, step)| &step.emits).map(String::as_str);
         let remedy = if self.step_by_name.contains_key(name) {
-            format!("`{name}` is a step; write `step:{name}` to start when it has completed")
+            format!("write `step:{name}` to start when the step `{name}` has completed")
         } else if problems.count() > SUGGESTIONS_MAX {
             "declare it in the `emits` of a step".to_owned()
         } else {
@@ -332,7 +332,7 @@ impl<'a> Graph<'a> {
             let (source, _) = self.steps[sources[0]];
             return Some((
                 format!("it needs `{name}`, and `{source}` can never start"),
-                format!("let `{source}` start first"),
+                format!("see what keeps `{source}` from starting"),
             ));
         }
         let Name::Failed(source) = parse_name(name) else { return None };

@@ -43,7 +43,7 @@ pub(super) fn validate(path: &Path, step: &StepFile, problems: &mut Problems) {
 /// Checks that a length of time is more than none and not over the longest.
 pub(super) fn validate_span(path: &Path, span: Span, problems: &mut Problems) {
     if span.0.is_zero() {
-        problems.add(path, "a length of time of zero", "write at least `1ms`, or leave it out");
+        problems.add(path, "`0s` is no time at all", "write at least `1ms`, or leave it out");
     } else if span.0 > DURATION_MAX {
         let longest = Span(DURATION_MAX);
         problems.add(
