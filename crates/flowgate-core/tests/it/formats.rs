@@ -13,11 +13,12 @@ use serde::de::DeserializeOwned;
 fn files() -> Vec<(String, String)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/formats/v1");
     let mut files: Vec<(String, String)> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
+        .expect("the folder of version 1 is there")
+        .map(|entry| entry.expect("the folder can be listed").path())
         .map(|path| {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            (name, fs::read_to_string(path).unwrap())
+            let name =
+                path.file_name().expect("an entry has a name").to_string_lossy().into_owned();
+            (name, fs::read_to_string(path).expect("the file can be read"))
         })
         .collect();
     files.sort();
@@ -26,7 +27,11 @@ fn files() -> Vec<(String, String)> {
 
 fn check_round_trip<T: Serialize + DeserializeOwned>(name: &str, text: &str) -> T {
     let value: T = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-    assert_eq!(serde_json::to_string(&value).unwrap(), text.trim_end(), "{name}");
+    assert_eq!(
+        serde_json::to_string(&value).expect("it has a JSON form"),
+        text.trim_end(),
+        "{name}"
+    );
     value
 }
 
