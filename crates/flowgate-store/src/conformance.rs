@@ -154,6 +154,7 @@ macro_rules! conformance_cases {
                 a_commit_wakes_every_claimer_of_its_queue,
                 a_wait_is_not_ended_by_another_queue,
                 a_wait_ends_when_a_delayed_job_is_due,
+                a_wait_that_began_before_a_delayed_job_ends_when_it_is_due,
                 a_wait_ends_when_a_lease_expires,
                 a_wait_that_began_before_a_lease_ends_when_it_expires,
                 a_released_job_wakes_a_waiting_claimer,

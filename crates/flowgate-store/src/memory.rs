@@ -162,7 +162,7 @@ impl Store for MemoryStore {
     ) -> Result<Vec<StoredEvent>, StoreError> {
         let state = self.state.lock();
         let Some(kept) = state.runs.0.get(&run_id) else { return Ok(Vec::new()) };
-        let first = kept.row_of(after + 1);
+        let first = kept.row_of(after.saturating_add(1));
         let events = kept.log[first..].iter().flat_map(|row| row.stored());
         Ok(events.skip_while(|event| event.seq <= after).take(limit).collect())
     }
@@ -174,7 +174,11 @@ impl Store for MemoryStore {
     ) -> Result<Vec<StoredEvent>, StoreError> {
         let state = self.state.lock();
         // The row that holds the next position may begin before it.
-        let first = state.feed.range(..=after.0 + 1).next_back().map_or(0, |(first, _)| *first);
+        let first = state
+            .feed
+            .range(..=after.0.saturating_add(1))
+            .next_back()
+            .map_or(0, |(first, _)| *first);
         let events = state.feed.range(first..).flat_map(|(_, row)| row.stored());
         Ok(events.skip_while(|event| event.position <= after).take(limit).collect())
     }

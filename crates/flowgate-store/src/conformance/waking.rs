@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Harness;
-use super::world::{LEASE, World, nap, only, queued, single};
+use super::world::{LEASE, World, later, nap, only, queued, single};
 use crate::faulty::Faulty;
 use crate::{Queues, Store};
 
@@ -88,6 +88,17 @@ pub async fn a_wait_ends_when_a_delayed_job_is_due(harness: &mut impl Harness) {
     let claimed = world.started_and_claimed(&flow).await;
     let waits = waiting(world.store(), Queues::All).await;
     world.apply(world.succeed(&flow, &claimed)).await;
+    world.harness.advance(Duration::from_hours(1));
+    ends_soon(waits).await;
+    assert_eq!(world.claim(10).await.len(), 1);
+}
+
+pub async fn a_wait_that_began_before_a_delayed_job_ends_when_it_is_due(
+    harness: &mut impl Harness,
+) {
+    let world = World::new(harness);
+    let waits = waiting(world.store(), Queues::All).await;
+    world.started(&later(), "1").await;
     world.harness.advance(Duration::from_hours(1));
     ends_soon(waits).await;
     assert_eq!(world.claim(10).await.len(), 1);

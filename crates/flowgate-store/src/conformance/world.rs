@@ -289,6 +289,11 @@ pub fn nap() -> Flow {
     } }))
 }
 
+/// A wait of an hour, and nothing before it.
+pub fn later() -> Flow {
+    flow(json!({ "flow": "later", "steps": { "nap": { "wait": { "delay": "1h" } } } }))
+}
+
 /// One step with three attempts, ten seconds apart.
 pub fn flaky() -> Flow {
     let backoff = json!({ "initial": "10s", "factor": 1.0, "max": "10s", "jitter": 0.0 });
