@@ -18,7 +18,10 @@ pub(crate) struct MemoryHarness {
 
 impl MemoryHarness {
     pub(crate) fn plain() -> Self {
-        let clock = Clock::wall();
+        Self::on(Clock::wall())
+    }
+
+    pub(crate) fn on(clock: Clock) -> Self {
         Self { store: Arc::new(MemoryStore::with_clock(clock.clone())), clock }
     }
 
@@ -52,8 +55,11 @@ pub(crate) struct SqliteHarness {
 
 impl SqliteHarness {
     pub(crate) async fn plain() -> Self {
+        Self::on(Clock::wall()).await
+    }
+
+    pub(crate) async fn on(clock: Clock) -> Self {
         let folder = tempfile::tempdir().expect("a folder for the file");
-        let clock = Clock::wall();
         let path = folder.path().join("flowgate.db");
         let sqlite = SqliteStore::open(path, options(&clock)).await.expect("opening");
         Self { clock, sqlite: Arc::new(sqlite), is_instrumented: false, folder }
