@@ -1,1 +1,62 @@
-fn main() {}
+//! The chores of this workspace, run as `cargo xtask VERB`.
+//!
+//! One file per verb. Everything that CI does is here, so that `.ci/run` and a developer
+//! run the same thing.
+
+mod bench;
+mod clock;
+mod crash;
+mod launch;
+mod output;
+mod services;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::workspace::Workspace;
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "The chores of this workspace")]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Check everything that CI checks, and stop at the first failure
+    Test(test::TestArgs),
+    /// List, install or run the tools and private servers that the tests need
+    Services(services::ServicesArgs),
+    /// Check the rules of this tree that no compiler knows
+    Tidy(tidy::TidyArgs),
+    /// Build the release binary and run its benchmark
+    Bench(bench::BenchArgs),
+    /// Build the release binary and run its crash test
+    Crash(crash::CrashArgs),
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse().verb) {
+        Ok(code) => code,
+        Err(error) => {
+            output::complain(&format!("error: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    match verb {
+        Verb::Test(args) => test::run(&workspace, args),
+        Verb::Services(args) => services::run(&workspace, args),
+        Verb::Tidy(args) => tidy::run(&workspace, args),
+        Verb::Bench(args) => bench::run(&workspace, args),
+        Verb::Crash(args) => crash::run(&workspace, args),
+    }
+}

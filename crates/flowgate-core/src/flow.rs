@@ -16,11 +16,24 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
 
+mod build;
 mod compile;
+mod diff;
+pub mod graph;
+mod input;
+mod locate;
+mod nearest;
 mod notation;
+mod parse;
+mod schema;
 mod validate;
 
+pub use build::{FlowBuilder, StepBuilder};
+pub use diff::{Change, FieldChange, diff};
+pub use input::{InputProblem, Violation};
 pub use notation::SpanError;
+pub use parse::{FlowError, FlowErrors};
+pub use schema::schema;
 
 /// A flow as it is written in a file or built in Rust.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -121,13 +134,18 @@ pub enum Subscribes {
     Any(Vec<String>),
 }
 
+impl Subscribes {
+    /// The names, whichever way they count.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::All(names) | Self::Any(names) => names,
+        }
+    }
+}
+
 /// What a step does.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    rename_all = "snake_case",
-    expecting = "one of `process`, `shell`, `http` and `worker`, such as `{worker: name}`"
-)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum RunFile {
     /// Starts a program; no shell is involved.
     Process(ProcessFile),
@@ -140,7 +158,7 @@ pub enum RunFile {
 }
 
 /// A program to start: its arguments, or those with a folder and variables.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFile {
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -151,7 +169,7 @@ pub struct ProcessFile {
 }
 
 /// An HTTP request to send.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a request: a mapping such as `{url: \"http://127.0.0.1:9000/\"}`"
@@ -306,6 +324,7 @@ pub struct Flow {
     pub entry: StepIndex,
     /// Everything that a step can subscribe to, or emit.
     pub slots: Vec<Slot>,
+    input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
 }
@@ -419,7 +438,7 @@ impl Flow {
 }
 
 /// Something wrong with a flow: where, what, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{path}: {message}; {remedy}")]
 pub struct Problem {
     /// The place, as keys and indexes from the top: `steps.charge.subscribes[0]`.
@@ -443,6 +462,24 @@ pub enum PathPart {
     Index(usize),
 }
 
+impl Path {
+    /// The path of `key` below this one.
+    pub fn key(&self, key: &str) -> Self {
+        self.with(PathPart::Key(key.to_owned()))
+    }
+
+    /// The path of item `index` below this one.
+    pub fn index(&self, index: usize) -> Self {
+        self.with(PathPart::Index(index))
+    }
+
+    fn with(&self, part: PathPart) -> Self {
+        let mut parts = self.0.clone();
+        parts.push(part);
+        Self(parts)
+    }
+}
+
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, part) in self.0.iter().enumerate() {
@@ -453,5 +490,11 @@ impl fmt::Display for Path {
             }
         }
         Ok(())
+    }
+}
+
+impl Serialize for Path {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }

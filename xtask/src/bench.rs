@@ -1,0 +1,26 @@
+//! `cargo xtask bench`: the benchmark of the release binary.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::launch;
+use crate::workspace::{Workspace, exit_code};
+
+/// The verb of the binary that does the work.
+pub(crate) const VERB: &str = "bench";
+
+/// The short form, a stage of `cargo xtask test`.
+pub(crate) const SHORT_FORM: &[&str] = &["--quick"];
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Handed to `flowgate bench`: --json, --quick, …
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &BenchArgs) -> anyhow::Result<ExitCode> {
+    launch::flowgate(workspace, VERB, &args.args, &[]).map(exit_code)
+}

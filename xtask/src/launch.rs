@@ -1,0 +1,69 @@
+//! Builds the release binary and runs one of its verbs.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::workspace::{Workspace, run_to_end};
+
+/// Builds `flowgate` for release and runs `flowgate VERB ARGS…`.
+pub(crate) fn flowgate(
+    workspace: &Workspace,
+    verb: &str,
+    args: &[OsString],
+    variables: &[(String, String)],
+) -> anyhow::Result<ExitStatus> {
+    let binary = build(workspace)?;
+    let mut command = Command::new(binary);
+    command.arg(verb).args(args).envs(variables.iter().cloned()).current_dir(&workspace.root);
+    run_to_end(&mut command)
+}
+
+/// Asks cargo where it put the binary, so that every way to move the target folder works.
+fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+    let built = workspace
+        .cargo(&["build", "--release", "--locked", "--package", "flowgate", "--bin", "flowgate"])
+        .args(["--message-format", "json-render-diagnostics"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting cargo build")?;
+    if !built.status.success() {
+        bail!("the release build of flowgate failed");
+    }
+    executable(&String::from_utf8_lossy(&built.stdout))
+        .context("cargo build named no executable for flowgate")
+}
+
+#[derive(Debug, Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+}
+
+fn executable(messages: &str) -> Option<PathBuf> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
+        .filter_map(|message| message.executable)
+        .next_back()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_executable_is_read_from_the_messages_of_cargo() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","executable":"/t/release/flowgate"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        assert_eq!(executable(messages), Some(PathBuf::from("/t/release/flowgate")));
+        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
+    }
+}
