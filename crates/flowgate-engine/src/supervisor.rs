@@ -27,6 +27,7 @@ use crate::flows::LoadedFlow;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
 use crate::leases::LeaseKeeper;
+use crate::run_ids::RunIds;
 use crate::{clock, housekeeping, logs, worker};
 
 /// A running instance. Clones are handles of the same one.
@@ -151,11 +152,8 @@ impl Engine {
     pub async fn register(&self, flow: &Flow, folder: Option<PathBuf>) -> Result<(), EngineError> {
         let instance = self.instance();
         let text = folder.as_ref().map(|folder| folder.to_string_lossy().into_owned());
-        let revision = NewRevision {
-            revision: flow.revision.clone(),
-            file: flow.file.clone(),
-            folder: text,
-        };
+        let revision =
+            NewRevision { revision: flow.revision.clone(), file: flow.file.clone(), folder: text };
         instance.store.register_flow(revision).await?;
         let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
         let loaded = instance.flows.keep(loaded);
@@ -170,7 +168,7 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Started, EngineError> {
         let flow = self.flow(flow.into()).await?;
-        let start = new_start(&flow.flow, request)?;
+        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
         self.begin(flow, start).await
     }
 
@@ -181,7 +179,7 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Arc<Run>, EngineError> {
         let flow = self.flow(flow.into()).await?;
-        let start = new_start(&flow.flow, request)?;
+        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
         let run_id = start.run_id;
         // Listening from before the start, it needs no read.
         let ended = self.instance().waits.wait(run_id);
@@ -191,7 +189,7 @@ impl Engine {
             Ok(_) => tokio::select! {
                 run = ended => run.map_err(|_| EngineError::Closed),
                 // It may end on another instance.
-                detail = self.wait_polling(run_id) => detail.map(|detail| detail.row.run),
+                detail = self.wait_elsewhere(run_id) => detail.map(|detail| detail.row.run),
             },
             Err(error) => Err(error),
         };
@@ -210,7 +208,11 @@ impl Engine {
     }
 
     /// Ends a run: its queued jobs at once, its running attempts as soon as they can be told.
-    pub async fn cancel(&self, run_id: RunId, reason: Option<&str>) -> Result<Arc<Run>, EngineError> {
+    pub async fn cancel(
+        &self,
+        run_id: RunId,
+        reason: Option<&str>,
+    ) -> Result<Arc<Run>, EngineError> {
         self.report(run_id, Report::Cancel { reason: reason.map(Into::into) }).await
     }
 
@@ -221,7 +223,7 @@ impl Engine {
         let seed = self.seed(run_id).await?;
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
         let log = self.whole_log(run_id).await?;
-        let new_id = RunId(uuid::Uuid::now_v7());
+        let new_id = instance.run_ids.next();
         let commit_id = instance.commit_ids.next();
         let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
             .map_err(EngineError::Rejected)?;
@@ -290,7 +292,10 @@ impl Engine {
         drop(parts.log_writer.await);
         instance.tasks.close();
         if tokio::time::timeout(Duration::from_secs(1), instance.tasks.wait()).await.is_err() {
-            tracing::warn!(tasks = instance.tasks.len(), "handlers that do not stop are left behind");
+            tracing::warn!(
+                tasks = instance.tasks.len(),
+                "handlers that do not stop are left behind"
+            );
         }
         tracing::info!(instance = %instance.config.instance, "stopped");
     }
@@ -393,6 +398,12 @@ impl Engine {
         }
     }
 
+    /// Like [`Self::wait_polling`], for a run that will most likely end here before the first read.
+    async fn wait_elsewhere(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
+        tokio::time::sleep(jittered(self.config().poll_max)).await;
+        self.wait_polling(run_id).await
+    }
+
     /// Reads a run, less and less often, until it has ended.
     async fn wait_polling(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
         let poll_max = self.config().poll_max;
@@ -437,8 +448,10 @@ async fn hand_back(instance: &Instance) {
     }
 }
 
-fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
+/// Checks a start, and gives it its run id.
+fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Start, EngineError> {
     let StartRequest { input, key, tags, run_id } = request;
+    flow.check_input(&input).map_err(EngineError::Input)?;
     if let Some(key) = &key
         && (key.is_empty() || key.len() > limits::KEY_BYTES_MAX || key.contains('\0'))
     {
@@ -447,7 +460,9 @@ fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
     }
     if tags.len() > limits::TAGS_MAX {
         let (count, max) = (tags.len(), limits::TAGS_MAX);
-        return Err(EngineError::Invalid(format!("the start has {count} tags; the limit is {max}")));
+        return Err(EngineError::Invalid(format!(
+            "the start has {count} tags; the limit is {max}"
+        )));
     }
     let is_short = |text: &Arc<str>| text.len() <= limits::NAME_BYTES_MAX && !text.contains('\0');
     if !tags.iter().all(|(name, value)| !name.is_empty() && is_short(name) && is_short(value)) {
@@ -457,7 +472,7 @@ fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
     let run_id = match (&key, run_id) {
         (Some(key), None) => RunId::derived(&flow.name, key),
         (None, Some(run_id)) => run_id,
-        (None, None) => RunId(uuid::Uuid::now_v7()),
+        (None, None) => run_ids.next(),
         (Some(_), Some(_)) => {
             let message = "a start has a key or a run id, not both: the key gives the run its id";
             return Err(EngineError::Invalid(message.to_owned()));
