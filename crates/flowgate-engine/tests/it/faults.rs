@@ -52,17 +52,14 @@ fn workers() -> (Workers, Arc<AtomicU32>) {
 #[tokio::test(start_paused = true)]
 async fn two_engines_join_each_of_200_diamonds_once() {
     let (workers, joins) = workers();
-    // One slot each: hand-offs rarely find room, so both instances claim of every run.
+    // Two slots each: hand-offs rarely find room, so both instances claim jobs of every run.
     let small = |name| {
         let mut config = config(name);
         config.slots = 2;
         (workers.clone(), config)
     };
     let world = World::with(store(), DIAMOND, vec![small("a"), small("b")]).await;
-    let mut runs = Vec::new();
-    for number in 0..200 {
-        runs.push(world.start(number).await);
-    }
+    let runs = futures_util::future::join_all((0..200).map(|number| world.start(number))).await;
     let mut instances = std::collections::BTreeSet::new();
     for run_id in runs {
         is(&world.ended(run_id).await, RunStatus::Completed);

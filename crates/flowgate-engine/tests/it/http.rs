@@ -13,10 +13,13 @@ use wiremock::{Mock, MockServer, ResponseTemplate};
 use crate::world::{World, config, is};
 
 async fn world(server: &MockServer, rest: &str) -> World {
+    world_at(&server.uri(), rest).await
+}
+
+async fn world_at(url: &str, rest: &str) -> World {
     let yaml = format!(
-        "{{flow: f, steps: {{a: {{run: {{http: {{url: '{}/', headers: {{x-team: red}}}}}},
-            emits: [done]{rest}}}, b: {{subscribes: [done]}}}}}}",
-        server.uri()
+        "{{flow: f, steps: {{a: {{run: {{http: {{url: '{url}/', headers: {{x-team: red}}}}}},
+            emits: [done]{rest}}}, b: {{subscribes: [done]}}}}}}"
     );
     let store = Arc::new(MemoryStore::new());
     World::with(store, &yaml, vec![(Workers::new(), config("a"))]).await
@@ -127,9 +130,10 @@ async fn a_server_that_does_not_answer_is_given_up() {
 
 #[tokio::test]
 async fn nobody_listening_is_tried_again() {
-    let server = MockServer::start().await;
-    let world = world(&server, ", retry: {attempts: 2, backoff: {initial: 1ms}}").await;
-    drop(server);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let world = world_at(&url, ", retry: {attempts: 2, backoff: {initial: 1ms}}").await;
     let ended = world.run(json!(null)).await;
     is(&ended, RunStatus::Failed);
     assert_eq!(world.failure(ended.row.run.run_id).await.0, "Failed");

@@ -147,7 +147,9 @@ async fn cancel_on_one_instance_reaches_the_attempt_of_another() {
     let world = World::with(store(), ONE, engines).await;
     let run_id = world.start(json!(null)).await;
     world.engines[1].cancel(run_id, None).await.unwrap();
-    assert_eq!(heard.recv().await, Some(Stop::LeaseLost));
+    // It learns of it when it next reports or renews, whichever comes first.
+    let stop = heard.recv().await.unwrap();
+    assert!(matches!(stop, Stop::Cancelled | Stop::LeaseLost), "{stop:?}");
     is(&world.ended(run_id).await, RunStatus::Cancelled);
     eventually("nothing is left", || async { world.engine().is_idle() }).await;
     world.shutdown().await;
