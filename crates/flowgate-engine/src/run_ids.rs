@@ -7,7 +7,7 @@ use flowgate_core::ids::RunId;
 
 use crate::clock;
 
-/// Makes UUIDv7 without asking the system for random bytes each time: a hash of a counter, under a
+/// Makes `UUIDv7`s without asking the system for random bytes each time: a hash of a counter, under a
 /// key that the system chose at random, is as hard to meet twice.
 #[derive(Debug, Default)]
 pub(crate) struct RunIds {

@@ -438,7 +438,9 @@ impl Drop for Inner {
 async fn hand_back(instance: &Instance) {
     let attempts = instance.in_flight.attempts();
     tracing::info!(attempts = attempts.len(), "handing back what did not finish in time");
-    attempts.iter().for_each(|attempt| attempt.stop(Stop::Shutdown));
+    for attempt in &attempts {
+        attempt.stop(Stop::Shutdown);
+    }
     let grace = instance.config.process.kill_grace + Duration::from_millis(500);
     if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
         // Handlers that block: their jobs go back, and what they may still report is dropped.

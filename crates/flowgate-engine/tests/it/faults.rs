@@ -129,13 +129,14 @@ async fn reports_of_one_run_that_come_together_are_joined() {
         }
         Ok::<(), HandlerError>(())
     });
-    let fan: String = (0..20)
-        .map(|n| format!("f{n}: {{subscribes: [go], run: {{worker: work}}, emits: [f{n}.done]}},"))
+    let fan: Vec<String> = (0..20)
+        .map(|n| format!("f{n}: {{subscribes: [go], run: {{worker: work}}, emits: [f{n}.done]}}"))
         .collect();
     let all: Vec<String> = (0..20).map(|n| format!("f{n}.done")).collect();
     let yaml = format!(
-        "{{flow: f, steps: {{start: {{run: {{worker: work}}, emits: [go]}}, {fan}
+        "{{flow: f, steps: {{start: {{run: {{worker: work}}, emits: [go]}}, {},
             join: {{subscribes: [{}]}}}}}}",
+        fan.join(", "),
         all.join(", ")
     );
     let faulty = Arc::new(Faulty::new(store()));

@@ -125,13 +125,13 @@ async fn each_way_to_fail_has_its_kind() {
     let mut workers = Workers::new();
     workers.register("fatal", |_: Value, _| async { Done::Err(HandlerError::fatal("no")) });
     workers.register("panic", |_: Value, _: StepContext| async {
-        let nothing: Option<Value> = None;
-        Done::Ok(nothing.expect("a bug"))
+        let bug: fn() -> Done = || panic!("a bug");
+        bug()
     });
     workers.register("late_panic", |_: Value, _: StepContext| async {
         tokio::task::yield_now().await;
-        let nothing: Option<Value> = None;
-        Done::Ok(nothing.expect("a late bug"))
+        let bug: fn() -> Done = || panic!("a late bug");
+        bug()
     });
     workers.register("slow", |_: Value, _| async {
         std::future::pending::<()>().await;

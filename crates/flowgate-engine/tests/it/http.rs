@@ -120,7 +120,7 @@ async fn retry_after_is_kept() {
 #[tokio::test]
 async fn a_server_that_does_not_answer_is_given_up() {
     let server = MockServer::start().await;
-    let slow = ResponseTemplate::new(200).set_delay(Duration::from_secs(60));
+    let slow = ResponseTemplate::new(200).set_delay(Duration::from_mins(1));
     Mock::given(method("POST")).respond_with(slow).mount(&server).await;
     let world = world(&server, ", timeout: 100ms, retry: {attempts: 1}").await;
     let ended = world.run(json!(null)).await;

@@ -20,7 +20,7 @@ const ONE: &str = "{flow: f, steps: {a: {run: {worker: work}}}}";
 async fn a_lease_is_kept_for_as_long_as_its_attempt_runs() {
     let mut workers = Workers::new();
     workers.register("work", |_: Value, _: StepContext| async {
-        tokio::time::sleep(Duration::from_secs(3_600)).await;
+        tokio::time::sleep(Duration::from_hours(1)).await;
         Ok::<(), HandlerError>(())
     });
     let engines = vec![(workers.clone(), config("a")), (workers, config("b"))];

@@ -96,18 +96,20 @@ impl World {
 
     /// What a step returned.
     pub(crate) async fn result(&self, run_id: RunId, name: &str) -> serde_json::Value {
-        let result = self.events(run_id).await.into_iter().find_map(|event| match event {
-            Event::StepSucceeded { step, result, .. } if *step == *name => result,
-            _ => None,
+        let result = self.events(run_id).await.into_iter().find_map(|event| {
+            let Event::StepSucceeded { step, result, .. } = event else { return None };
+            if *step == *name { result } else { None }
         });
         result.unwrap_or_else(Payload::null).value()
     }
 
     /// The message and kind of a step's last failure.
     pub(crate) async fn failure(&self, run_id: RunId) -> (String, String) {
-        let error = self.events(run_id).await.into_iter().rev().find_map(|event| match event {
-            Event::StepFailed { error, .. } | Event::AttemptFailed { error, .. } => Some(error),
-            _ => None,
+        let error = self.events(run_id).await.into_iter().rev().find_map(|event| {
+            if let Event::StepFailed { error, .. } | Event::AttemptFailed { error, .. } = event {
+                return Some(error);
+            }
+            None
         });
         let error = error.expect("an attempt failed");
         (format!("{:?}", error.kind), error.message.to_string())
