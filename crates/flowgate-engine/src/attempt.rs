@@ -339,6 +339,13 @@ impl Attempt {
 
     /// Hands its end to the committer and frees its slot.
     pub(crate) fn end(self: Arc<Self>, ending: Ending) {
+        let instance = Arc::clone(&self.instance);
+        self.end_quietly(ending);
+        instance.inbox.wake();
+    }
+
+    /// Like [`Self::end`], by somebody who wakes the committer a little later.
+    pub(crate) fn end_quietly(self: Arc<Self>, ending: Ending) {
         if !self.end_once() {
             return;
         }
@@ -349,11 +356,11 @@ impl Attempt {
             Ending::Outcome(outcome) => {
                 let (attempt, random) = (self.for_rules(), fastrand::f64());
                 let report = Report::AttemptEnded { attempt, outcome, elapsed, random };
-                instance.inbox.report(self, report, None);
+                instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(Stop::Shutdown) => {
                 let report = Report::AttemptReleased(self.for_rules());
-                instance.inbox.report(self, report, None);
+                instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(Stop::Cancelled | Stop::LeaseLost) => {
                 instance.in_flight.forget(self.lease());

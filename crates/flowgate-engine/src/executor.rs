@@ -16,10 +16,11 @@ mod process;
 mod protocol;
 pub(crate) mod worker;
 
-/// Begins an attempt. One that ends at once is reported here; the rest of it becomes a task.
+/// Begins an attempt. One that ends at once is reported here, and the caller wakes the committer;
+/// the rest of one that does not becomes a task.
 pub(crate) fn begin(attempt: Arc<Attempt>) {
     if let Some(stop) = attempt.stop_reason() {
-        attempt.end(Ending::Stopped(stop));
+        attempt.end_quietly(Ending::Stopped(stop));
         return;
     }
     let flow = Arc::clone(&attempt.flow);
@@ -30,7 +31,7 @@ pub(crate) fn begin(attempt: Arc<Attempt>) {
                 None => Ok(no_handler(&attempt, name)),
             };
             match begun {
-                Ok(ending) => attempt.end(ending),
+                Ok(ending) => attempt.end_quietly(ending),
                 Err(rest) => go_on(attempt, |attempt| async move { rest.finish(&attempt).await }),
             }
         }
@@ -43,7 +44,7 @@ pub(crate) fn begin(attempt: Arc<Attempt>) {
         // The rules complete such a step by themselves; a job for it does nothing.
         Action::Nothing | Action::Wait(_) => {
             let output = attempt.take_output(None);
-            attempt.end(Ending::Outcome(Outcome::Succeeded(output)));
+            attempt.end_quietly(Ending::Outcome(Outcome::Succeeded(output)));
         }
     }
 }

@@ -119,7 +119,7 @@ impl Engine {
         let tasks = &instance.tasks;
         let pollers = tokio::runtime::Handle::current().metrics().num_workers();
         for _ in 0..pollers {
-            tasks.spawn(worker::poll(Arc::clone(&instance)));
+            tasks.spawn(worker::poll(Arc::clone(&instance), pollers));
         }
         let committer = tasks.spawn(commit(Arc::clone(&instance), pollers));
         tasks.spawn(worker::claim(Arc::clone(&instance), pollers));
