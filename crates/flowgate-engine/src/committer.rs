@@ -37,7 +37,7 @@ use crate::clock;
 use crate::error::CommitError;
 use crate::id_map::RunSet;
 use crate::in_flight::{Entry, Phase};
-use crate::inbox::{Inbound, Item, NewRun};
+use crate::inbox::{Inbound, Item, NewRun, Reply};
 use crate::instance::Instance;
 
 mod decide;
@@ -53,6 +53,10 @@ pub(crate) struct Committer {
     inbound: Vec<Inbound>,
     /// Attempts that the last batch made: they go to execution.
     handed_off: Vec<Arc<Attempt>>,
+    /// Who waits for a commit of the last batch. They are told together at its end: each alone
+    /// would wake a thread that finds nothing else to do and sleeps again.
+    replies: Vec<(Reply, Arc<Run>)>,
+    ended: Vec<Arc<Run>>,
     pollers: usize,
 }
 
@@ -84,6 +88,8 @@ impl Committer {
             starts: VecDeque::new(),
             inbound: Vec::new(),
             handed_off: Vec::new(),
+            replies: Vec::new(),
+            ended: Vec::new(),
             pollers,
         }
     }
@@ -256,6 +262,12 @@ impl Committer {
         let used = self.handed_off.len();
         instance.slots.free(slots - used);
         instance.ready.push(&mut self.handed_off, self.pollers);
+        for (reply, run) in self.replies.drain(..) {
+            settle::answer(reply, Ok(run));
+        }
+        for run in self.ended.drain(..) {
+            instance.waits.ended(&run);
+        }
     }
 
     /// One commit that the store cannot take must not keep the others out.

@@ -84,9 +84,9 @@ impl Committer {
         }
     }
 
-    fn tell(&self, record: &Arc<Run>, events: Vec<flowgate_core::event::Event>) {
+    fn tell(&mut self, record: &Arc<Run>, events: Vec<flowgate_core::event::Event>) {
         if record.status.is_terminal() {
-            self.instance.waits.ended(record);
+            self.ended.push(Arc::clone(record));
         }
         if !events.is_empty() {
             let applied = Applied { run_id: record.run_id, run: Arc::clone(record), events };
@@ -109,11 +109,11 @@ impl Committer {
             self.hand_off(entry, handed_off, now);
             self.go_on(runs, run_id);
         }
-        answer(start.reply, Ok(Arc::clone(record)));
+        self.replies.push((start.reply, Arc::clone(record)));
     }
 
     /// One report of a commit that is now written.
-    fn applied(&self, entry: &mut Entry, item: Item, record: &Arc<Run>) {
+    fn applied(&mut self, entry: &mut Entry, item: Item, record: &Arc<Run>) {
         if let Some(attempt) = &item.attempt {
             match &item.report {
                 Report::AttemptStarted(_) | Report::EmitNow { .. } => attempt.set_logged(),
@@ -129,7 +129,7 @@ impl Committer {
             entry.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::Cancelled));
         }
         if let Some(reply) = item.reply {
-            answer(reply, Ok(Arc::clone(record)));
+            self.replies.push((reply, Arc::clone(record)));
         }
     }
 
