@@ -136,10 +136,11 @@ fn end_if_lost_too_often(attempt: &Arc<Attempt>) -> bool {
     let claimed = &attempt.claimed;
     let unlogged = u32::try_from(claimed.lost.len()).unwrap_or(u32::MAX);
     let lost = claimed.run.step(claimed.job.job_id.step).lost.saturating_add(unlogged);
-    if lost <= LOST_MAX {
+    if lost < LOST_MAX {
         return false;
     }
-    let message = format!("the lease of the step was lost {lost} times; the limit is {LOST_MAX}");
+    let message =
+        format!("the lease of the step was lost {lost} times, and it may not be lost again");
     Arc::clone(attempt).end(Ending::failed(ErrorKind::Lost, &message));
     true
 }

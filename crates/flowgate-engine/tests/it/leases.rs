@@ -8,10 +8,10 @@ use flowgate_core::ids::InstanceId;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{EngineConfig, HandlerError, StepContext, Stop, Workers};
 use flowgate_store::MemoryStore;
+use flowgate_store::faulty::{Call, Fault, Faulty};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::faults::Faulty;
 use crate::world::{World, config, eventually, is, store};
 
 const ONE: &str = "{flow: f, steps: {a: {run: {worker: work}}}}";
@@ -20,7 +20,8 @@ const ONE: &str = "{flow: f, steps: {a: {run: {worker: work}}}}";
 async fn a_lease_is_kept_for_as_long_as_its_attempt_runs() {
     let mut workers = Workers::new();
     workers.register("work", |_: Value, _: StepContext| async {
-        tokio::time::sleep(Duration::from_hours(1)).await;
+        let nothing = std::future::pending::<()>();
+        drop(tokio::time::timeout(Duration::from_hours(1), nothing).await);
         Ok::<(), HandlerError>(())
     });
     let engines = vec![(workers.clone(), config("a")), (workers, config("b"))];
@@ -58,7 +59,7 @@ async fn the_late_result_of_a_lost_lease_changes_nothing() {
     let faulty = Arc::new(Faulty::new(store()));
     let engines = vec![(workers.clone(), config("a")), (workers, config("b"))];
     let world = World::with(faulty.clone(), ONE, engines).await;
-    faulty.fail_renewals(true);
+    faulty.plan(Call::Renew, Fault::NotDone, u32::MAX);
     let run_id = world.start(json!(null)).await;
     let ended = world.ended(run_id).await;
     is(&ended, RunStatus::Completed);
@@ -120,7 +121,8 @@ async fn a_shutdown_hands_back_without_burning_an_attempt() {
 async fn a_shutdown_lets_attempts_finish_within_the_grace() {
     let mut workers = Workers::new();
     workers.register("work", |_: Value, _: StepContext| async {
-        tokio::time::sleep(Duration::from_secs(8)).await;
+        let nothing = std::future::pending::<()>();
+        drop(tokio::time::timeout(Duration::from_secs(8), nothing).await);
         Ok::<(), HandlerError>(())
     });
     let world = World::new(ONE, workers).await;
