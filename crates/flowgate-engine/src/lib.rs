@@ -5,7 +5,7 @@
 //!
 //! - Executing a step at least once, and settling it at most once, needs no lock here: every commit
 //!   is guarded by the lease that it is made under and by the run's version.
-//! - A run is decided in one place, the [committer](self::committer), which batches and joins.
+//! - A run is decided in one place, the committer, which batches and joins.
 //! - User code runs as tasks; it can fail, panic, block or never end without harm to other runs.
 #![warn(missing_docs)]
 

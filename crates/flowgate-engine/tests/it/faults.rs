@@ -94,12 +94,16 @@ async fn an_outage_pauses_runs_and_they_resume() {
     let world = World::with(faulty.clone(), DIAMOND, vec![(workers, config("a"))]).await;
     let run_id = world.start(json!(null)).await;
     let calls = [Call::Commit, Call::Claim, Call::WaitDue, Call::Renew, Call::Read];
-    calls.iter().for_each(|call| faulty.plan(*call, Fault::NotDone, u32::MAX));
+    for call in calls {
+        faulty.plan(call, Fault::NotDone, u32::MAX);
+    }
     let request = StartRequest::new(payload(2));
     let start = world.engine().start_run(&world.flow, request);
     let end_outage = async {
         tokio::time::advance(Duration::from_secs(5)).await;
-        calls.iter().for_each(|call| faulty.plan(*call, Fault::NotDone, 0));
+        for call in calls {
+            faulty.plan(call, Fault::NotDone, 0);
+        }
     };
     let (second, ()) = tokio::join!(start, end_outage);
     is(&world.ended(run_id).await, RunStatus::Completed);
