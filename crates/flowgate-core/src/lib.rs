@@ -15,3 +15,4 @@ pub mod payload;
 pub mod retry;
 pub mod run;
 pub mod time;
+pub mod view;
