@@ -16,11 +16,19 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
 
+mod build;
 mod compile;
+mod input;
+mod locate;
+mod nearest;
 mod notation;
+mod parse;
 mod validate;
 
+pub use build::{FlowBuilder, StepBuilder};
+pub use input::{InputProblem, Violation};
 pub use notation::SpanError;
+pub use parse::{FlowError, FlowErrors};
 
 /// A flow as it is written in a file or built in Rust.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -122,12 +130,8 @@ pub enum Subscribes {
 }
 
 /// What a step does.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    deny_unknown_fields,
-    rename_all = "snake_case",
-    expecting = "one of `process`, `shell`, `http` and `worker`, such as `{worker: name}`"
-)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum RunFile {
     /// Starts a program; no shell is involved.
     Process(ProcessFile),
@@ -140,7 +144,7 @@ pub enum RunFile {
 }
 
 /// A program to start: its arguments, or those with a folder and variables.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFile {
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -151,7 +155,7 @@ pub struct ProcessFile {
 }
 
 /// An HTTP request to send.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a request: a mapping such as `{url: \"http://127.0.0.1:9000/\"}`"
@@ -306,6 +310,7 @@ pub struct Flow {
     pub entry: StepIndex,
     /// Everything that a step can subscribe to, or emit.
     pub slots: Vec<Slot>,
+    input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
 }
@@ -419,7 +424,7 @@ impl Flow {
 }
 
 /// Something wrong with a flow: where, what, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{path}: {message}; {remedy}")]
 pub struct Problem {
     /// The place, as keys and indexes from the top: `steps.charge.subscribes[0]`.
@@ -453,5 +458,11 @@ impl fmt::Display for Path {
             }
         }
         Ok(())
+    }
+}
+
+impl Serialize for Path {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }

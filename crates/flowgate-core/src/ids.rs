@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 /// One run of a flow.
 ///
-/// A UUIDv7 for a plain start; a UUIDv8 derived from flow and key for a start with a key, so that
+/// A `UUIDv7` for a plain start; a `UUIDv8` derived from flow and key for a start with a key, so that
 /// the same key finds the same run without an index over all partitions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -164,8 +164,8 @@ impl Revision {
     /// The revision of a flow whose canonical form is `canonical`.
     pub fn of(canonical: &[u8]) -> Self {
         let digest = Sha256::digest(canonical);
-        let hex: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        Self(hex.into())
+        let start = u64::from_be_bytes(std::array::from_fn(|at| digest[at]));
+        Self(format!("{start:016x}").into())
     }
 }
 

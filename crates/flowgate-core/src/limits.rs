@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const NAME_BYTES_MAX: usize = 128;
 /// Bytes of a flow file.
 pub const FLOW_FILE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of the description of a flow or a step.
+pub const DESCRIPTION_BYTES_MAX: usize = 10_000;
 /// Steps of a flow.
 pub const STEPS_MAX: usize = 1_000;
 /// Event names that one step may declare, or subscribe to.
@@ -42,7 +44,7 @@ pub const LOST_MAX: u32 = 25;
 /// Attempts that a retry policy may allow.
 pub const ATTEMPTS_MAX: u32 = 1_000;
 /// The longest delay, timeout or wait.
-pub const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+pub const DURATION_MAX: Duration = Duration::from_hours(366 * 24);
 /// Commits in one call to a store.
 pub const COMMIT_BATCH_MAX: usize = 512;
 /// Jobs in one claim.

@@ -35,7 +35,7 @@ impl RetryPolicy {
         attempts_max: 3,
         delay_min: Duration::from_secs(1),
         factor: 2.0,
-        delay_max: Duration::from_secs(60),
+        delay_max: Duration::from_mins(1),
         jitter: 0.2,
     };
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::input::compile_schema;
 use super::{
     Action, Flow, FlowFile, Needs, OnTimeout, RunFile, Slot, Step, StepFile, Subscribes, Wait,
     WaitFile,
@@ -16,6 +17,9 @@ impl Flow {
     pub(super) fn compile(file: FlowFile) -> Self {
         let canonical = serde_json::to_vec(&file).expect("a flow file has a JSON form");
         let revision = Revision::of(&canonical);
+        let input_schema = file.input.as_ref().map(|schema| {
+            Arc::new(compile_schema(schema).expect("validation compiled this schema"))
+        });
         let mut slots = Slots::default();
         let steps: Vec<Step> =
             file.steps.iter().map(|(name, step)| compile_step(name, step, &mut slots)).collect();
@@ -27,6 +31,7 @@ impl Flow {
             slots: slots.list,
             slot_by_name: slots.by_name,
             steps,
+            input_schema,
             file,
         };
         flow.link();

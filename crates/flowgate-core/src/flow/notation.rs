@@ -15,7 +15,7 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::{SerializeMap, SerializeStruct};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{OnTimeout, ProcessFile, Span, Subscribes};
+use super::{OnTimeout, ProcessFile, RunFile, Span, Subscribes};
 
 /// Reads a value that may be left out but not be empty: `timeout:` with nothing behind it would
 /// otherwise be read, and do nothing.
@@ -138,6 +138,45 @@ impl JsonSchema for Subscribes {
                 },
             ],
         })
+    }
+}
+
+impl<'de> Deserialize<'de> for RunFile {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RunVisitor)
+    }
+}
+
+struct RunVisitor;
+
+impl<'de> Visitor<'de> for RunVisitor {
+    type Value = RunFile;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("one of `process`, `shell`, `http` and `worker`, such as `{worker: name}`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        const KINDS: &[&str] = &["process", "shell", "http", "worker"];
+        let Some(key) = map.next_key::<String>()? else {
+            return Err(de::Error::custom(
+                "`run` does not say what to run; write one of `process`, `shell`, `http` and \
+                 `worker`, such as `{worker: name}`",
+            ));
+        };
+        let run = match key.as_str() {
+            "process" => RunFile::Process(map.next_value()?),
+            "shell" => RunFile::Shell(map.next_value()?),
+            "http" => RunFile::Http(map.next_value()?),
+            "worker" => RunFile::Worker(map.next_value()?),
+            other => return Err(de::Error::unknown_field(other, KINDS)),
+        };
+        match map.next_key::<String>()? {
+            None => Ok(run),
+            Some(_) => Err(de::Error::custom(
+                "`run` says more than one thing to do; keep one and make the other a step of its own",
+            )),
+        }
     }
 }
 

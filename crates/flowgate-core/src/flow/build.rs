@@ -1,0 +1,254 @@
+//! Flows written in Rust: the same values as those of a file.
+
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value};
+
+use super::{
+    BackoffFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile, RetryFile,
+    RunFile, Span, StepFile, Subscribes, WaitFile,
+};
+
+/// Builds a flow.
+///
+/// ```
+/// use flowgate_core::flow::{FlowBuilder, StepBuilder};
+///
+/// let flow = FlowBuilder::new("order")
+///     .step(StepBuilder::new("start").worker("start").emits(["payment.requested"]))
+///     .step(StepBuilder::new("charge").after_all(["payment.requested"]).worker("charge"))
+///     .build()?;
+/// assert_eq!(flow.steps.len(), 2);
+/// # Ok::<(), Vec<flowgate_core::flow::Problem>>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct FlowBuilder {
+    file: FlowFile,
+    /// Steps whose name was there before.
+    doubles: Vec<Problem>,
+}
+
+impl FlowBuilder {
+    /// A flow without steps.
+    pub fn new(name: impl Into<String>) -> Self {
+        let file =
+            FlowFile { flow: name.into(), description: None, input: None, steps: IndexMap::new() };
+        Self { file, doubles: Vec::new() }
+    }
+
+    /// Says what the flow is for.
+    pub fn description(mut self, text: impl Into<String>) -> Self {
+        self.file.description = Some(text.into());
+        self
+    }
+
+    /// Sets the JSON Schema that a start's input must meet.
+    pub fn input_schema(mut self, schema: Value) -> Self {
+        self.file.input = Some(schema);
+        self
+    }
+
+    /// Adds a step.
+    pub fn step(mut self, step: StepBuilder) -> Self {
+        if self.file.steps.contains_key(&step.name) {
+            self.doubles.push(Problem {
+                path: Path::default().key("steps").key(&step.name),
+                message: format!("there are two steps `{}`", step.name),
+                remedy: "rename one of them".to_owned(),
+            });
+        }
+        self.file.steps.insert(step.name, step.file);
+        self
+    }
+
+    /// The flow as it would be written in a file, unchecked.
+    pub fn file(&self) -> &FlowFile {
+        &self.file
+    }
+
+    /// Checks the flow and indexes it.
+    pub fn build(self) -> Result<Flow, Vec<Problem>> {
+        let mut problems = self.doubles;
+        match Flow::new(self.file) {
+            Ok(flow) if problems.is_empty() => Ok(flow),
+            Ok(_) => Err(problems),
+            Err(others) => {
+                problems.extend(others);
+                Err(problems)
+            }
+        }
+    }
+}
+
+/// Builds a step. Without `after_all` or `after_any` it is the entry.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct StepBuilder {
+    name: String,
+    file: StepFile,
+}
+
+fn owned<T: Into<String>>(names: impl IntoIterator<Item = T>) -> Vec<String> {
+    names.into_iter().map(Into::into).collect()
+}
+
+impl StepBuilder {
+    /// A step that does nothing yet.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), file: StepFile::default() }
+    }
+
+    /// Says what the step is for.
+    pub fn description(mut self, text: impl Into<String>) -> Self {
+        self.file.description = Some(text.into());
+        self
+    }
+
+    /// Starts once all of these have happened.
+    pub fn after_all<T: Into<String>>(mut self, events: impl IntoIterator<Item = T>) -> Self {
+        self.file.subscribes = Some(Subscribes::All(owned(events)));
+        self
+    }
+
+    /// Starts once the first of these has happened.
+    pub fn after_any<T: Into<String>>(mut self, events: impl IntoIterator<Item = T>) -> Self {
+        self.file.subscribes = Some(Subscribes::Any(owned(events)));
+        self
+    }
+
+    /// Calls the handler that is registered under this name.
+    pub fn worker(self, name: impl Into<String>) -> Self {
+        self.run(RunFile::Worker(name.into()))
+    }
+
+    /// Starts a program; no shell is involved.
+    pub fn process<T: Into<String>>(self, command: impl IntoIterator<Item = T>) -> Self {
+        let command = owned(command);
+        self.run(RunFile::Process(ProcessFile { command, ..ProcessFile::default() }))
+    }
+
+    /// Starts the program of [`StepBuilder::process`] in this folder.
+    pub fn cwd(mut self, folder: impl Into<String>) -> Self {
+        self.process_file().cwd = Some(folder.into());
+        self
+    }
+
+    /// Adds a variable to the environment of the program of [`StepBuilder::process`].
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.process_file().env.insert(name.into(), value.into());
+        self
+    }
+
+    /// Runs a line in `sh -c`.
+    pub fn shell(self, line: impl Into<String>) -> Self {
+        self.run(RunFile::Shell(line.into()))
+    }
+
+    /// Sends an HTTP POST.
+    pub fn http(self, url: impl Into<String>) -> Self {
+        self.run(RunFile::Http(HttpFile { url: url.into(), ..HttpFile::default() }))
+    }
+
+    /// Adds a header to the request of [`StepBuilder::http`].
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        if !matches!(self.file.run, Some(RunFile::Http(_))) {
+            self = self.http("");
+        }
+        if let Some(RunFile::Http(http)) = &mut self.file.run {
+            http.headers.insert(name.into(), value.into());
+        }
+        self
+    }
+
+    /// Does what `run` says.
+    pub fn run(mut self, run: RunFile) -> Self {
+        self.file.run = Some(run);
+        self
+    }
+
+    /// Waits this long, holding no worker.
+    pub fn wait_delay(mut self, delay: Duration) -> Self {
+        self.wait().delay = Some(Span(delay));
+        self
+    }
+
+    /// Waits until this point in time (RFC 3339), holding no worker.
+    pub fn wait_until(mut self, time: impl Into<String>) -> Self {
+        self.wait().until = Some(time.into());
+        self
+    }
+
+    /// Waits for a signal, holding no worker.
+    pub fn wait_signal(mut self, signal: impl Into<String>) -> Self {
+        self.wait().signal = Some(signal.into());
+        self
+    }
+
+    /// Only takes signals whose data has this field with this value.
+    pub fn wait_match(mut self, field: impl Into<String>, value: impl Into<Value>) -> Self {
+        let fields = self.wait().matches.get_or_insert_with(Map::new);
+        fields.insert(field.into(), value.into());
+        self
+    }
+
+    /// Waits for the signal no longer than this.
+    pub fn wait_timeout(mut self, timeout: Duration, on_timeout: OnTimeout) -> Self {
+        let wait = self.wait();
+        wait.timeout = Some(Span(timeout));
+        wait.on_timeout = Some(on_timeout);
+        self
+    }
+
+    /// Declares the events that the step may emit.
+    pub fn emits<T: Into<String>>(mut self, events: impl IntoIterator<Item = T>) -> Self {
+        self.file.emits = owned(events);
+        self
+    }
+
+    /// Makes this many attempts in all.
+    pub fn attempts(mut self, attempts: u32) -> Self {
+        self.retry().attempts = Some(attempts);
+        self
+    }
+
+    /// Sets the delays between attempts.
+    pub fn backoff(mut self, backoff: BackoffFile) -> Self {
+        self.retry().backoff = Some(backoff);
+        self
+    }
+
+    /// Bounds how long one attempt may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.file.timeout = Some(Span(timeout));
+        self
+    }
+
+    /// Lets the step's jobs wait in this queue.
+    pub fn queue(mut self, queue: impl Into<String>) -> Self {
+        self.file.queue = Some(queue.into());
+        self
+    }
+
+    fn wait(&mut self) -> &mut WaitFile {
+        self.file.wait.get_or_insert_default()
+    }
+
+    fn retry(&mut self) -> &mut RetryFile {
+        self.file.retry.get_or_insert_default()
+    }
+
+    /// The program to start; an empty one, which validation refuses, if there is none yet.
+    fn process_file(&mut self) -> &mut ProcessFile {
+        if !matches!(self.file.run, Some(RunFile::Process(_))) {
+            self.file.run = Some(RunFile::Process(ProcessFile::default()));
+        }
+        match &mut self.file.run {
+            Some(RunFile::Process(process)) => process,
+            Some(RunFile::Shell(_) | RunFile::Http(_) | RunFile::Worker(_)) | None => {
+                unreachable!("the step has just been given a process")
+            }
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! From text to a flow, with a line and a column for everything that is wrong.
+//!
+//! JSON is read by the same reader as YAML, whose subset it is.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_saphyr::budget::BudgetBreach;
+use serde_saphyr::options::DuplicateKeyPolicy;
+use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
+
+use super::nearest::nearest;
+use super::{Flow, FlowFile, Path, PathPart, Problem, locate};
+use crate::limits::FLOW_FILE_BYTES_MAX;
+
+/// Events of the YAML reader that aliases may add in all.
+const ALIAS_EVENTS_MAX: usize = 100_000;
+/// Levels that a flow file may nest.
+const DEPTH_MAX: usize = 64;
+
+/// Something wrong with a flow file, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FlowError {
+    /// The line, from 1.
+    pub line: u64,
+    /// The character in the line, from 1.
+    pub column: u64,
+    /// What is wrong.
+    #[serde(flatten)]
+    pub problem: Problem,
+}
+
+impl fmt::Display for FlowError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Problem { path: _, message, remedy } = &self.problem;
+        write!(f, "{}:{}: {message}; {remedy}", self.line, self.column)
+    }
+}
+
+/// Everything that is wrong with a flow file, in the order of its lines: at least one error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct FlowErrors(Vec<FlowError>);
+
+impl FlowErrors {
+    /// The errors.
+    pub fn as_slice(&self) -> &[FlowError] {
+        &self.0
+    }
+
+    /// Shows each error on a line of its own as `file:LINE:COLUMN: cause; remedy`.
+    pub fn in_file<'a>(&'a self, file: &'a str) -> impl fmt::Display + 'a {
+        fmt::from_fn(move |f| {
+            for (at, error) in self.0.iter().enumerate() {
+                let end = if at == 0 { "" } else { "\n" };
+                write!(f, "{end}{file}:{error}")?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl fmt::Display for FlowErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, error) in self.0.iter().enumerate() {
+            let end = if at == 0 { "" } else { "\n" };
+            write!(f, "{end}{error}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for FlowErrors {}
+
+impl Flow {
+    /// Reads a flow file in YAML or JSON.
+    pub fn parse(text: &str) -> Result<Self, FlowErrors> {
+        let file = FlowFile::parse(text)?;
+        Self::new(file).map_err(|problems| {
+            let places = locate::places(text, options());
+            let mut errors: Vec<FlowError> = problems
+                .into_iter()
+                .map(|problem| {
+                    let (line, column) = places.find(&problem.path);
+                    FlowError { line, column, problem }
+                })
+                .collect();
+            errors.sort_by_key(|error| (error.line, error.column));
+            FlowErrors(errors)
+        })
+    }
+}
+
+impl FlowFile {
+    /// Reads the form of a flow file, without the rules of [`FlowFile::validate`].
+    pub fn parse(text: &str) -> Result<Self, FlowErrors> {
+        if text.len() > FLOW_FILE_BYTES_MAX {
+            let message =
+                format!("{} bytes are over the limit of {FLOW_FILE_BYTES_MAX}", text.len());
+            return Err(one(1, 1, message, "split the flow"));
+        }
+        serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
+            let (line, column) =
+                error.location().map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
+            let (message, remedy) = match misfit(&error) {
+                Some(wanted) => explain_misfit(text, (line, column), wanted),
+                None => explain(&error),
+            };
+            one(line, column, message, remedy)
+        })
+    }
+}
+
+fn one(line: u64, column: u64, message: String, remedy: impl Into<String>) -> FlowErrors {
+    let problem = Problem { path: Path::default(), message, remedy: remedy.into() };
+    FlowErrors(vec![FlowError { line, column, problem }])
+}
+
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_depth: DEPTH_MAX, max_documents: 1 },
+        alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: ALIAS_EVENTS_MAX },
+        duplicate_keys: DuplicateKeyPolicy::Error,
+        emit_comments: false,
+        // `yes` and `on` are texts, as they are in JSON.
+        strict_booleans: true,
+        reject_unsupported_tags: true,
+        with_snippet: false,
+    }
+}
+
+/// What the reader wanted, where it found a value of another kind and does not say which.
+fn misfit(error: &Error) -> Option<&'static str> {
+    if let Error::AliasError { error, .. } = error {
+        return misfit(error);
+    }
+    if let Error::InvalidScalar { ty: wanted, .. } | Error::Unexpected { expected: wanted, .. } =
+        error
+    {
+        return Some(wanted);
+    }
+    matches!(error, Error::NullIntoString { .. }).then_some("a string")
+}
+
+/// Names the value at this place, and what belongs there.
+fn explain_misfit(text: &str, (line, column): (u64, u64), wanted: &str) -> (String, String) {
+    let path = locate::places(text, options()).path_at(line, column);
+    let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
+    let rest: String =
+        text.lines().nth(at(line)).unwrap_or_default().chars().skip(at(column)).collect();
+    let end = rest.find([',', '}', ']', '#']).unwrap_or(rest.len());
+    let found = match rest.trim_start().chars().next() {
+        None | Some(':') => "an empty value".to_owned(),
+        Some('[') => "a list".to_owned(),
+        Some('-') if rest.starts_with("- ") => "a list".to_owned(),
+        Some('{') => "a mapping".to_owned(),
+        Some(_) => format!("`{}`", rest[..end].trim().escape_debug()),
+    };
+    let remedy = path.as_ref().and_then(belongs).map_or_else(|| request(wanted), str::to_owned);
+    (format!("{found} does not fit here"), remedy)
+}
+
+/// What belongs at a place that holds a mapping.
+fn belongs(path: &Path) -> Option<&'static str> {
+    let keys: Vec<&str> = path
+        .0
+        .iter()
+        .map(|part| match part {
+            PathPart::Key(key) => key.as_str(),
+            PathPart::Index(_) => "",
+        })
+        .collect();
+    match keys.as_slice() {
+        [] => Some("write a flow: a mapping with `flow` and `steps`"),
+        ["steps"] => {
+            Some("write the steps by their names, such as `start: {run: {worker: start}}`")
+        }
+        ["steps", _] => Some("write a step, such as `{subscribes: [event], run: {worker: name}}`"),
+        ["steps", _, "wait"] => Some("write a wait, such as `{delay: 10s}` or `{signal: name}`"),
+        ["steps", _, "wait", "match"] => Some("write fields and their values, such as `{id: 7}`"),
+        ["steps", _, "retry"] => Some("write retries, such as `{attempts: 5}`"),
+        ["steps", _, "retry", "backoff"] => {
+            Some("write delays, such as `{initial: 200ms, factor: 2, max: 1m, jitter: 0.2}`")
+        }
+        ["steps", _, "run", "http"] => {
+            Some("write a request, such as `{url: \"http://127.0.0.1:9000/\"}`")
+        }
+        _ => None,
+    }
+}
+
+/// The cause and the way out of an error of the reader.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the reader's errors grow with its versions")]
+fn explain(error: &Error) -> (String, String) {
+    match error {
+        Error::AliasError { error, .. } => explain(error),
+        Error::SerdeUnknownField { field, expected, .. } => {
+            (format!("unknown field `{}`", field.escape_debug()), known(field, expected))
+        }
+        Error::SerdeUnknownVariant { variant, expected, .. } => {
+            (format!("unknown kind `{}`", variant.escape_debug()), known(variant, expected))
+        }
+        Error::SerdeMissingField { field, .. } => {
+            let remedy = match *field {
+                "flow" => "add `flow: NAME` at the top",
+                "steps" => "add `steps:` with at least one step",
+                "url" => "add the `url` to send the request to",
+                "command" => "add `command: [program, argument, …]`",
+                _ => "add it",
+            };
+            (format!("`{field}` is missing"), remedy.to_owned())
+        }
+        Error::SerdeInvalidType { unexpected, expected, .. }
+        | Error::SerdeInvalidValue { unexpected, expected, .. } => {
+            (format!("{} does not fit here", found(unexpected)), request(expected))
+        }
+        Error::DuplicateMappingKey { key, .. } => {
+            let key =
+                key.as_ref().map_or(String::new(), |key| format!(" `{}`", key.escape_debug()));
+            (format!("the key{key} is there twice"), "remove one, or rename it".to_owned())
+        }
+        Error::Eof { .. } => (
+            "the file ends before the flow does".to_owned(),
+            "write a mapping with `flow` and `steps`".to_owned(),
+        ),
+        Error::MultipleDocuments { .. } => (
+            "there is more than one document".to_owned(),
+            "keep one flow in a file, without `---` between".to_owned(),
+        ),
+        Error::UnknownAnchor { .. } => (
+            "the alias has no anchor".to_owned(),
+            "set it before with `&name`, or quote the text".to_owned(),
+        ),
+        Error::Budget { breach, .. } => explain_budget(breach),
+        Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. }
+        | Error::AliasReplayCounterOverflow { .. } => too_many_aliases(),
+        _ => explain_text(&UserMessageFormatter.format_message(error)),
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the reader's limits grow with its versions")]
+fn explain_budget(breach: &BudgetBreach) -> (String, String) {
+    match breach {
+        BudgetBreach::Depth { .. } => {
+            (format!("the file nests more than {DEPTH_MAX} levels deep"), "flatten it".to_owned())
+        }
+        BudgetBreach::Documents { .. } => (
+            "there is more than one document".to_owned(),
+            "keep one flow in a file, without `---` between".to_owned(),
+        ),
+        BudgetBreach::Aliases { .. }
+        | BudgetBreach::Anchors { .. }
+        | BudgetBreach::AliasAnchorRatio { .. }
+        | BudgetBreach::RecordedAnchorEvents { .. }
+        | BudgetBreach::RecordedAnchorBytes { .. }
+        | BudgetBreach::MergeKeys { .. } => too_many_aliases(),
+        _ => ("the file has too many parts".to_owned(), "split the flow".to_owned()),
+    }
+}
+
+fn too_many_aliases() -> (String, String) {
+    (
+        "the aliases make the file too large".to_owned(),
+        "write out what they stand for, or use fewer of them".to_owned(),
+    )
+}
+
+/// The ways out of what YAML files most often get wrong, by the reader's words for it.
+const SYNTAX: [(&str, &str); 9] = [
+    ("mapping values are not allowed", "put quotes around a text that holds `: `"),
+    ("tabs disallowed", "indent with spaces"),
+    ("unclosed bracket", "close it"),
+    ("unsupported tag", "remove the tag, or put quotes around the text"),
+    ("expected ',' or", "put a comma between the entries, or close the bracket"),
+    ("did not find expected key", "indent the line as those that it belongs with"),
+    ("quoted scalar", "close the quotes, and indent a text that goes on over lines"),
+    ("unexpected character", "take out what is not text"),
+    ("finite number", "write a number that JSON has too"),
+];
+
+/// A message of ours is `cause; remedy`; one of the reader's is a cause alone.
+fn explain_text(text: &str) -> (String, String) {
+    if let Some((cause, remedy)) = text.rsplit_once("; ") {
+        return (cause.to_owned(), remedy.to_owned());
+    }
+    let remedy = SYNTAX
+        .iter()
+        .find(|(words, _)| text.contains(words))
+        .map_or("correct the YAML or JSON here or on the line before", |(_, remedy)| remedy);
+    (format!("the file cannot be read: {text}"), remedy.to_owned())
+}
+
+fn known(name: &str, expected: &[&'static str]) -> String {
+    if let Some(meant) = nearest(name, expected.iter().copied()) {
+        return format!("did you mean `{meant}`?");
+    }
+    let list: Vec<String> = expected.iter().map(|name| format!("`{name}`")).collect();
+    match list.as_slice() {
+        [only] => format!("only {only} is known here"),
+        _ => format!("known here are {}", list.join(", ")),
+    }
+}
+
+/// Serde's word for what it found, in the words of a flow file.
+fn found(unexpected: &str) -> String {
+    match unexpected {
+        "unit value" | "Option value" | "null" => "an empty value".to_owned(),
+        "sequence" => "a list".to_owned(),
+        "map" => "a mapping".to_owned(),
+        other => format!("the {}", other.trim_start_matches("the ")),
+    }
+}
+
+/// Serde's word for what it wants, as a request.
+fn request(expected: &str) -> String {
+    let kind = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "f32" | "f64" | "float" | "floating point" => "a number",
+        "a sequence" | "sequence" | "sequence start" => "a list",
+        "a map" | "map" | "mapping start" => "a mapping",
+        "string scalar" | "string" | "scalar" => "a string",
+        other => other,
+    };
+    format!("write {kind}")
+}
