@@ -27,6 +27,7 @@ mod validate;
 
 pub use build::{FlowBuilder, StepBuilder};
 pub use input::{InputProblem, Violation};
+pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
 

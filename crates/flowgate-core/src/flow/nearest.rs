@@ -4,7 +4,7 @@
 const COMPARED_BYTES_MAX: usize = 200;
 
 /// The candidate that `name` is most likely a slip of, if one is near enough.
-pub(super) fn nearest<'a>(
+pub fn nearest<'a>(
     name: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
