@@ -18,18 +18,23 @@ use crate::retry::RetryPolicy;
 
 mod build;
 mod compile;
+mod diff;
+pub mod graph;
 mod input;
 mod locate;
 mod nearest;
 mod notation;
 mod parse;
+mod schema;
 mod validate;
 
 pub use build::{FlowBuilder, StepBuilder};
+pub use diff::{Change, FieldChange, diff};
 pub use input::{InputProblem, Violation};
 pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
+pub use schema::schema;
 
 /// A flow as it is written in a file or built in Rust.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -252,3 +252,93 @@ impl StepBuilder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn entry() -> StepBuilder {
+        StepBuilder::new("start").worker("start").emits(["a", "b"])
+    }
+
+    #[test]
+    fn the_builder_makes_the_value_of_the_file() {
+        let text = r#"
+flow: order
+description: Orders.
+input: { type: object }
+steps:
+  start: { run: { worker: start }, emits: [a, b] }
+  charge:
+    description: Charges.
+    subscribes: [a, b]
+    run: { http: { url: "http://127.0.0.1/", headers: { X-A: b } } }
+    retry: { attempts: 5, backoff: { initial: 200ms, factor: 2, max: 1m, jitter: 0.2 } }
+    timeout: 10s
+    queue: slow
+  list:
+    subscribes: { any: [a, b] }
+    run: { process: { command: [ls, -l], cwd: /tmp, env: { LANG: C } } }
+  print: { subscribes: ["step:list"], run: { shell: "echo" } }
+  approve:
+    subscribes: ["step:print"]
+    wait: { signal: ok, match: { level: 2 }, timeout: 2d, on_timeout: { emit: late } }
+    emits: [yes, late]
+  later: { subscribes: [late], wait: { delay: 1h } }
+  newyear: { subscribes: [yes], wait: { until: 2030-01-01T00:00:00Z } }
+"#;
+        let backoff = BackoffFile {
+            initial: Some(Span(ms(200))),
+            factor: Some(2.0),
+            max: Some(Span(ms(60_000))),
+            jitter: Some(0.2),
+        };
+        let charge = StepBuilder::new("charge")
+            .description("Charges.")
+            .after_all(["a", "b"])
+            .http("http://127.0.0.1/")
+            .header("X-A", "b")
+            .attempts(5)
+            .backoff(backoff)
+            .timeout(ms(10_000))
+            .queue("slow");
+        let list = StepBuilder::new("list").after_any(["a", "b"]).process(["ls", "-l"]);
+        let approve = StepBuilder::new("approve")
+            .after_all(["step:print"])
+            .wait_signal("ok")
+            .wait_match("level", 2)
+            .wait_timeout(ms(172_800_000), OnTimeout::Emit("late".to_owned()))
+            .emits(["yes", "late"]);
+        let built = FlowBuilder::new("order")
+            .description("Orders.")
+            .input_schema(json!({ "type": "object" }))
+            .step(entry())
+            .step(charge)
+            .step(list.cwd("/tmp").env("LANG", "C"))
+            .step(StepBuilder::new("print").after_all(["step:list"]).shell("echo"))
+            .step(approve)
+            .step(StepBuilder::new("later").after_all(["late"]).wait_delay(ms(3_600_000)))
+            .step(StepBuilder::new("newyear").after_all(["yes"]).wait_until("2030-01-01T00:00:00Z"))
+            .build()
+            .unwrap();
+        let parsed = Flow::parse(text).unwrap();
+        assert_eq!(built.file, parsed.file);
+        assert_eq!(built.revision, parsed.revision);
+    }
+
+    #[test]
+    fn the_builder_refuses_what_a_file_could_not_say() {
+        let double = FlowBuilder::new("order").step(entry()).step(entry()).build().unwrap_err();
+        assert_eq!(double[0].message, "there are two steps `start`");
+        let headless = StepBuilder::new("start").header("X-A", "b");
+        assert!(FlowBuilder::new("order").step(headless).build().is_err());
+        let endless = StepBuilder::new("start").cwd("/tmp");
+        assert!(FlowBuilder::new("order").step(endless).build().is_err());
+    }
+}

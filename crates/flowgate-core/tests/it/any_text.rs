@@ -8,7 +8,7 @@ use crate::flow_files::files;
 fn check(text: &str) {
     let Err(errors) = Flow::parse(text) else { return };
     // A file that ends too early is wrong on the line behind its last.
-    let lines = u64::try_from(text.lines().count()).unwrap() + 1;
+    let lines = u64::try_from(text.lines().count()).expect("a count fits") + 1;
     assert!(!errors.as_slice().is_empty());
     for error in errors.as_slice() {
         assert!((1..=lines.max(1)).contains(&error.line), "{error} in {text:?}");

@@ -2,3 +2,4 @@
 
 mod any_text;
 mod flow_files;
+mod schema;
