@@ -32,9 +32,15 @@ use flowgate_core::ids::{InstanceId, JobId, LeaseToken, Position, Revision, RunI
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 
+pub mod clock;
 mod error;
+pub mod memory;
+mod open;
+mod wait;
 
+pub use clock::Clock;
 pub use error::StoreError;
+pub use memory::MemoryStore;
 
 /// A place where runs live.
 #[async_trait]
@@ -353,8 +359,8 @@ pub struct Retention {
 impl Retention {
     /// Events for seven days, records for thirty.
     pub const DEFAULT: Self = Self {
-        events: Duration::from_secs(7 * 24 * 3600),
-        runs: Duration::from_secs(30 * 24 * 3600),
+        events: Duration::from_hours(7 * 24),
+        runs: Duration::from_hours(30 * 24),
         batch: 200,
     };
 }

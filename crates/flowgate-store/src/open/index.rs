@@ -1,0 +1,194 @@
+//! Where each open job stands: ready in its queue, delayed, or leased.
+//!
+//! Every job is in exactly one of three ordered maps, and it leaves by its exact key: nothing
+//! stale stays behind, however many leases are granted and ended in a second.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+use flowgate_core::ids::{JobId, LeaseToken};
+use flowgate_core::time::Timestamp;
+use tokio::sync::oneshot;
+
+use super::OpenJob;
+use super::hash::IdMap;
+use crate::Queues;
+
+/// A place in an order by time; the number keeps equal times apart, the first one first.
+pub(super) type Key = (Timestamp, u64);
+
+/// Which map a job is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In its queue; also with a lease that has expired.
+    Ready,
+    /// Among those that are due later.
+    Delayed,
+    /// Under a lease that has not been seen to expire.
+    Leased,
+}
+
+/// The order of all open jobs.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    /// Queues with a ready job.
+    queues: IdMap<Arc<str>, BTreeMap<Key, JobId>>,
+    delayed: BTreeMap<Key, JobId>,
+    /// By the end of the lease and its token.
+    leased: BTreeMap<Key, JobId>,
+    waiters: Vec<Waiter>,
+}
+
+/// Somebody who waits for a job of some queues.
+#[derive(Debug)]
+struct Waiter {
+    queues: Queues,
+    /// When it looks again by itself.
+    until: Timestamp,
+    wake: oneshot::Sender<()>,
+}
+
+/// The answer to a wait.
+#[derive(Debug)]
+pub(crate) enum Waiting {
+    /// A job is ready.
+    Ready,
+    /// None is; one may be when `wake` resolves or at `until`.
+    Until {
+        /// Resolves when a job becomes ready or an earlier time counts.
+        wake: oneshot::Receiver<()>,
+        /// When the next delayed job is due or the next lease ends.
+        until: Timestamp,
+    },
+}
+
+impl Index {
+    pub(super) fn insert(&mut self, open: &OpenJob) {
+        let job_id = open.job.job_id;
+        match open.place {
+            Place::Ready => {
+                if let Some(queue) = self.queues.get_mut(&open.job.queue) {
+                    queue.insert(open.key(), job_id);
+                } else {
+                    let queue = BTreeMap::from([(open.key(), job_id)]);
+                    self.queues.insert(Arc::clone(&open.job.queue), queue);
+                }
+                self.wake(|waiter| waiter.queues.contains(&open.job.queue));
+            }
+            Place::Delayed => {
+                self.delayed.insert(open.key(), job_id);
+                self.wake(|waiter| open.due_at < waiter.until);
+            }
+            Place::Leased => {
+                let lease = open.lease.as_ref().expect("a leased job has a lease");
+                let (expires_at, token) = (lease.expires_at, lease.token);
+                self.leased.insert((expires_at, token.0), job_id);
+                self.wake(|waiter| expires_at < waiter.until);
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, open: &OpenJob) {
+        let found = match open.place {
+            Place::Ready => self.remove_ready(&open.job.queue, open.key()),
+            Place::Delayed => self.delayed.remove(&open.key()),
+            Place::Leased => {
+                let lease = open.lease.as_ref().expect("a leased job has a lease");
+                self.leased.remove(&(lease.expires_at, lease.token.0))
+            }
+        };
+        assert_eq!(found, Some(open.job.job_id), "a job is in the map that it names");
+    }
+
+    fn remove_ready(&mut self, queue: &Arc<str>, key: Key) -> Option<JobId> {
+        let jobs = self.queues.get_mut(queue)?;
+        let found = jobs.remove(&key);
+        if jobs.is_empty() {
+            self.queues.remove(queue);
+        }
+        found
+    }
+
+    /// The lease with `token` now ends at `to`.
+    pub(super) fn move_lease(&mut self, token: LeaseToken, from: Timestamp, to: Timestamp) {
+        if from != to {
+            let job_id = self.leased.remove(&(from, token.0)).expect("a held lease is indexed");
+            self.leased.insert((to, token.0), job_id);
+        }
+    }
+
+    /// The next job whose delay or lease is over, out of its map.
+    pub(super) fn pop_over(&mut self, now: Timestamp) -> Option<JobId> {
+        for map in [&mut self.delayed, &mut self.leased] {
+            if let Some(first) = map.first_entry()
+                && first.key().0 <= now
+            {
+                return Some(first.remove());
+            }
+        }
+        None
+    }
+
+    /// The ready jobs of `queues` that have been due longest, out of their queues.
+    pub(super) fn pop_ready(&mut self, queues: &Queues, count: usize) -> Vec<JobId> {
+        let mut heads = BinaryHeap::new();
+        let mut note = |name: &Arc<str>, jobs: &BTreeMap<Key, JobId>| {
+            let (key, _) = jobs.first_key_value().expect("an empty queue is not kept");
+            heads.push(Reverse((*key, Arc::clone(name))));
+        };
+        match queues {
+            Queues::All => self.queues.iter().for_each(|(name, jobs)| note(name, jobs)),
+            Queues::Only(names) => {
+                let mut names: Vec<&Arc<str>> = names.iter().collect();
+                names.sort_unstable();
+                names.dedup();
+                let known = names.into_iter().filter_map(|name| self.queues.get_key_value(name));
+                known.for_each(|(name, jobs)| note(name, jobs));
+            }
+        }
+        let mut taken = Vec::new();
+        while taken.len() < count
+            && let Some(Reverse((_, name))) = heads.pop()
+        {
+            let jobs = self.queues.get_mut(&name).expect("a queue with a head is kept");
+            // While this queue's jobs come first there is no need to look at the others.
+            while taken.len() < count
+                && let Some(first) = jobs.first_entry()
+                && heads.peek().is_none_or(|Reverse((other, _))| first.key() <= other)
+            {
+                taken.push(first.remove());
+            }
+            match jobs.first_key_value() {
+                None => drop(self.queues.remove(&name)),
+                Some((key, _)) => heads.push(Reverse((*key, name))),
+            }
+        }
+        taken
+    }
+
+    /// Whether one of `queues` has a ready job, or else how to wait for it.
+    pub(super) fn wait(&mut self, queues: &Queues) -> Waiting {
+        let is_ready = match queues {
+            Queues::All => !self.queues.is_empty(),
+            Queues::Only(names) => names.iter().any(|name| self.queues.contains_key(name)),
+        };
+        if is_ready {
+            return Waiting::Ready;
+        }
+        let firsts = [self.delayed.first_key_value(), self.leased.first_key_value()];
+        let until = firsts.iter().flatten().map(|(key, _)| key.0).min();
+        let until = until.unwrap_or(Timestamp(i64::MAX));
+        let (wake, woken) = oneshot::channel();
+        self.waiters.retain(|waiter| !waiter.wake.is_closed());
+        self.waiters.push(Waiter { queues: queues.clone(), until, wake });
+        Waiting::Until { wake: woken, until }
+    }
+
+    fn wake(&mut self, concerns: impl Fn(&Waiter) -> bool) {
+        for waiter in self.waiters.extract_if(.., |waiter| concerns(waiter)) {
+            // A waiter that has gone away needs no word.
+            waiter.wake.send(()).ok();
+        }
+    }
+}
