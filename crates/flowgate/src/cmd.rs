@@ -146,9 +146,8 @@ fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
 
 impl Global {
     fn flags(&self, command: &Command) -> Result<Flags, Failure> {
-        let mut values: Vec<_> = (self.set.iter())
-            .map(|(key, value)| (key.clone(), value.clone(), "--set"))
-            .collect();
+        let mut values: Vec<_> =
+            (self.set.iter()).map(|(key, value)| (key.clone(), value.clone(), "--set")).collect();
         if let Some(store) = &self.store {
             values.push(("store".to_owned(), store.clone(), "--store"));
         }
@@ -180,9 +179,8 @@ impl Global {
 /// The whole command line, with the versions that this program was built with.
 fn command() -> clap::Command {
     static VERSION: OnceLock<String> = OnceLock::new();
-    let version = VERSION.get_or_init(|| {
-        format!("{} (SQLite {})", env!("CARGO_PKG_VERSION"), rusqlite::version())
-    });
+    let version = VERSION
+        .get_or_init(|| format!("{} (SQLite {})", env!("CARGO_PKG_VERSION"), rusqlite::version()));
     Cli::command().version(version.as_str())
 }
 

@@ -170,7 +170,10 @@ mod tests {
     fn every_fault_of_a_store_has_its_exit_code() {
         let owned = StoreError::Owned { path: "a.db".to_owned(), owner: "process 7".to_owned() };
         let failure = Failure::from(owned);
-        assert_eq!((failure.exit, failure.cause().as_str()), (Exit::Refused, "a.db is in use by process 7"));
+        assert_eq!(
+            (failure.exit, failure.cause().as_str()),
+            (Exit::Refused, "a.db is in use by process 7")
+        );
         let gone = StoreError::Unavailable { message: "opening a.db".to_owned(), source: None };
         assert_eq!(Failure::from(gone).exit, Exit::Store);
     }

@@ -85,9 +85,9 @@ pub(crate) fn in_folder(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// Whether a file's name says that it may hold a flow.
 pub(crate) fn may_be_flow(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let is_data = ["yaml", "yml", "json"].iter().any(|end| {
-        path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end))
-    });
+    let is_data = ["yaml", "yml", "json"]
+        .iter()
+        .any(|end| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(end)));
     is_data && !name.starts_with('.')
 }
 

@@ -37,7 +37,9 @@ pub(crate) async fn run_id(store: &dyn Store, text: &str) -> Result<RunId, Failu
     if !is_hex || prefix.len() < PREFIX_LETTERS_MIN {
         let message = format!("`{text}` is not a run id");
         return Err(Failure::usage("run_id_invalid", message)
-            .help(format!("write the id, its first {PREFIX_LETTERS_MIN} letters or more, or latest"))
+            .help(format!(
+                "write the id, its first {PREFIX_LETTERS_MIN} letters or more, or latest"
+            ))
             .path(text));
     }
     by_prefix(store, &prefix).await
@@ -155,7 +157,9 @@ pub(crate) async fn no_flow(store: &dyn Store, name: &str) -> Result<Failure, Fa
     let names: Vec<&str> = all.iter().map(|stored| stored.revision.file.flow.as_str()).collect();
     let help = match nearest(name, names.iter().copied()) {
         Some(near) => format!("did you mean `{near}`?"),
-        None => "see `flowgate flows list`; `flowgate run FILE` and `flowgate dev` add flows".into(),
+        None => {
+            "see `flowgate flows list`; `flowgate run FILE` and `flowgate dev` add flows".into()
+        }
     };
     let failure = Failure::not_found("flow_not_found", format!("there is no flow `{name}`"));
     Ok(failure.help(help).path(name))

@@ -5,12 +5,16 @@ use std::process::ExitCode;
 mod clock;
 mod cmd;
 mod config;
+mod control;
 mod failure;
 mod flow_files;
 mod input;
 mod logging;
 mod lookup;
 mod output;
+mod progress;
+mod record;
+mod report;
 mod stores;
 
 fn main() -> ExitCode {

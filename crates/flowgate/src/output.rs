@@ -231,6 +231,11 @@ pub(crate) fn shortened(text: &str, width: usize) -> String {
     format!("{}…", kept.trim_end())
 }
 
+/// Letters that fit on a line of stdout after the first `used`.
+pub(crate) fn room_after(used: usize) -> usize {
+    if io::stdout().is_terminal() { terminal_width().saturating_sub(used) } else { usize::MAX }
+}
+
 /// How wide the terminal is.
 pub(crate) fn terminal_width() -> usize {
     console::Term::stdout().size_checked().map_or(WIDTH_DEFAULT, |(_, columns)| columns.into())

@@ -81,7 +81,8 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
             Err(wrong().help(format!("write it in quotes and with a unit, such as \"{number}s\"")))
         }
         DeValue::Array(list) if key == "queues" => {
-            let names: Option<Vec<&str>> = list.iter().map(|name| name.get_ref().as_str()).collect();
+            let names: Option<Vec<&str>> =
+                list.iter().map(|name| name.get_ref().as_str()).collect();
             names
                 .map(|names| names.join(","))
                 .ok_or_else(|| wrong().help("write a list of names, such as [\"default\"]"))

@@ -59,7 +59,11 @@ fn an_unknown_key_names_the_nearest() {
     let message = "flowgate.toml:2: there is no setting `concurency`";
     check_refused(load(&[], &[], "\nconcurency = 3"), message, "did you mean `concurrency`?");
     let message = "flowgate.toml:1: there is no setting `retention.event`";
-    check_refused(load(&[], &[], "retention.event = '1d'"), message, "did you mean `retention.events`?");
+    check_refused(
+        load(&[], &[], "retention.event = '1d'"),
+        message,
+        "did you mean `retention.events`?",
+    );
     check_refused(
         load(&[("quues", "a")], &[], ""),
         "there is no setting `quues`",
