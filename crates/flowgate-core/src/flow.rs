@@ -135,6 +135,15 @@ pub enum Subscribes {
     Any(Vec<String>),
 }
 
+impl Subscribes {
+    /// The names, whichever way they count.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::All(names) | Self::Any(names) => names,
+        }
+    }
+}
+
 /// What a step does.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
@@ -452,6 +461,24 @@ pub enum PathPart {
     Key(String),
     /// A place in a list.
     Index(usize),
+}
+
+impl Path {
+    /// The path of `key` below this one.
+    pub fn key(&self, key: &str) -> Self {
+        self.with(PathPart::Key(key.to_owned()))
+    }
+
+    /// The path of item `index` below this one.
+    pub fn index(&self, index: usize) -> Self {
+        self.with(PathPart::Index(index))
+    }
+
+    fn with(&self, part: PathPart) -> Self {
+        let mut parts = self.0.clone();
+        parts.push(part);
+        Self(parts)
+    }
 }
 
 impl fmt::Display for Path {

@@ -14,7 +14,8 @@ use crate::time::Timestamp;
 
 impl Flow {
     /// Indexes `file`, which the caller has found valid.
-    pub(super) fn compile(file: FlowFile) -> Self {
+    pub(super) fn compile(mut file: FlowFile) -> Self {
+        sort_values(&mut file);
         let canonical = serde_json::to_vec(&file).expect("a flow file has a JSON form");
         let revision = Revision::of(&canonical);
         let input_schema = file.input.as_ref().map(|schema| {
@@ -55,6 +56,16 @@ impl Flow {
                 }
             }
         }
+    }
+}
+
+/// Puts the keys of JSON values in order: the same values have the same revision, whichever order
+/// they were written in and whichever way `serde_json` was built.
+fn sort_values(file: &mut FlowFile) {
+    file.input.iter_mut().for_each(serde_json::Value::sort_all_objects);
+    for matches in file.steps.values_mut().filter_map(|step| step.wait.as_mut()?.matches.as_mut()) {
+        matches.sort_keys();
+        matches.values_mut().for_each(serde_json::Value::sort_all_objects);
     }
 }
 
@@ -120,5 +131,40 @@ fn compile_wait(wait: &WaitFile) -> Wait {
         matches: wait.matches.clone().unwrap_or_default(),
         timeout: wait.timeout.map(|span| span.0),
         on_timeout: wait.on_timeout.clone().unwrap_or(OnTimeout::Fail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn revision(input: &str, steps: &str) -> Revision {
+        Flow::parse(&format!("flow: a\ninput: {input}\nsteps: {steps}")).unwrap().revision
+    }
+
+    #[test]
+    fn a_revision_depends_on_the_meaning_of_a_file_alone() {
+        let steps = "{s: {}, t: {subscribes: [\"step:s\"]}}";
+        let first = revision("{type: object, required: [a]}", steps);
+        assert_eq!(revision("{required: [a], type: object}", steps), first);
+        let long = "{s: {}, t: {subscribes: {all: [\"step:s\"]}}}";
+        assert_eq!(revision("{type: object, required: [a]}", long), first);
+        // Runs name a step by its place.
+        let turned = "{t: {subscribes: [\"step:s\"]}, s: {}}";
+        assert_ne!(revision("{type: object, required: [a]}", turned), first);
+        assert_ne!(revision("{type: object}", steps), first);
+    }
+
+    #[test]
+    fn steps_and_their_subscribers_are_linked() {
+        let text = include_str!("../../tests/it/valid/order.yaml");
+        let flow = Flow::parse(text).unwrap();
+        assert_eq!(&*flow.step(flow.entry).name, "start");
+        let ship = flow.step_index("ship").unwrap();
+        let done = flow.slot_index("payment.done").unwrap();
+        assert_eq!(flow.slot(done).subscribers, [ship]);
+        assert_eq!(flow.step(ship).succeeded, flow.slot_index("step:ship"));
+        assert_eq!(flow.step(ship).failed, None);
+        assert_eq!(flow.step_index("nobody"), None);
     }
 }

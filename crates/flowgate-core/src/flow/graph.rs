@@ -165,19 +165,30 @@ pub fn text(flow: &Flow) -> String {
         for (at, slot) in made.iter().enumerate() {
             let corner = if at + 1 == made.len() { "└─" } else { "├─" };
             let slot = flow.slot(*slot);
-            let targets: Vec<String> = slot
-                .subscribers
-                .iter()
-                .map(|to| match mark(&flow.step(*to).needs) {
-                    Some(mark) => format!("{} ({mark})", flow.step(*to).name),
-                    None => flow.step(*to).name.to_string(),
-                })
-                .collect();
-            let targets = if targets.is_empty() { "nobody".to_owned() } else { targets.join(", ") };
+            let targets = targets(flow, &slot.subscribers);
             line(&mut text, "", &format!("    {corner} {} ─▶ {targets}", slot.name));
         }
     }
     text
+}
+
+/// The names of steps that something starts, as far as they help a reader.
+fn targets(flow: &Flow, steps: &[StepIndex]) -> String {
+    const SHOWN_MAX: usize = 6;
+    let mut names: Vec<String> = steps
+        .iter()
+        .take(SHOWN_MAX)
+        .map(|to| match mark(&flow.step(*to).needs) {
+            Some(mark) => format!("{} ({mark})", flow.step(*to).name),
+            None => flow.step(*to).name.to_string(),
+        })
+        .collect();
+    if steps.is_empty() {
+        names.push("nobody".to_owned());
+    } else if steps.len() > SHOWN_MAX {
+        names.push(format!("and {} more", steps.len() - SHOWN_MAX));
+    }
+    names.join(", ")
 }
 
 fn line(text: &mut String, before: &str, line: &str) {

@@ -77,7 +77,7 @@ impl Flow {
     pub fn parse(text: &str) -> Result<Self, FlowErrors> {
         let file = FlowFile::parse(text)?;
         Self::new(file).map_err(|problems| {
-            let places = locate::places(text, options());
+            let places = locate::places(text);
             let mut errors: Vec<FlowError> = problems
                 .into_iter()
                 .map(|problem| {
@@ -144,7 +144,7 @@ fn misfit(error: &Error) -> Option<&'static str> {
 
 /// Names the value at this place, and what belongs there.
 fn explain_misfit(text: &str, (line, column): (u64, u64), wanted: &str) -> (String, String) {
-    let path = locate::places(text, options()).path_at(line, column);
+    let path = locate::places(text).path_at((line, column));
     let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
     let rest: String =
         text.lines().nth(at(line)).unwrap_or_default().chars().skip(at(column)).collect();
@@ -324,4 +324,44 @@ fn request(expected: &str) -> String {
         other => other,
     };
     format!("write {kind}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_over_the_limit_is_refused_unread() {
+        let text = format!("flow: order\n#{}", "x".repeat(FLOW_FILE_BYTES_MAX));
+        let errors = Flow::parse(&text).unwrap_err();
+        insta::assert_snapshot!(errors, @"1:1: 1048589 bytes are over the limit of 1048576; split the flow");
+    }
+
+    #[test]
+    fn errors_come_in_the_order_of_lines_and_serialize() {
+        let text = "flow: a\nsteps:\n  s:\n    timeout: 0s\n  t:\n    subscribes: [x]\n";
+        let errors = Flow::parse(text).unwrap_err();
+        insta::assert_snapshot!(errors.in_file("a.yaml"), @r"
+        a.yaml:4:5: `timeout` does nothing on a step without `run`: it bounds an attempt of `run`; remove `timeout`, or give the step a `run`
+        a.yaml:4:5: `0s` is no time at all; write at least `1ms`, or leave it out
+        a.yaml:6:18: no step emits `x`; declare it in the `emits` of a step
+        ");
+        insta::assert_json_snapshot!(errors.as_slice().last(), @r#"
+        {
+          "line": 6,
+          "column": 18,
+          "path": "steps.t.subscribes[0]",
+          "message": "no step emits `x`",
+          "remedy": "declare it in the `emits` of a step"
+        }
+        "#);
+    }
+
+    #[test]
+    fn texts_that_yaml_1_1_would_change_stay_texts() {
+        let text = "flow: a\ninput: {enum: [yes, on, off, n, true, ~, 7]}\nsteps: {s: {}}\n";
+        let flow = Flow::parse(text).unwrap();
+        let json = serde_json::to_string(&flow.file.input).unwrap();
+        assert_eq!(json, r#"{"enum":["yes","on","off","n",true,null,7]}"#);
+    }
 }

@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 use super::nearest::nearest;
-use super::{Flow, FlowFile, Path, PathPart, Problem, StepFile, Subscribes};
+use super::{Flow, FlowFile, Path, Problem, StepFile, Subscribes};
 use crate::ids::is_identifier;
 use crate::limits::{
     DESCRIPTION_BYTES_MAX, EVENTS_PER_STEP_MAX, FLOW_FILE_BYTES_MAX, NAME_BYTES_MAX, SLOTS_MAX,
@@ -158,25 +158,7 @@ impl Problems {
     }
 }
 
-impl Path {
-    /// The path of `key` below this one.
-    pub fn key(&self, key: &str) -> Self {
-        self.with(PathPart::Key(key.to_owned()))
-    }
-
-    /// The path of item `index` below this one.
-    pub fn index(&self, index: usize) -> Self {
-        self.with(PathPart::Index(index))
-    }
-
-    fn with(&self, part: PathPart) -> Self {
-        let mut parts = self.0.clone();
-        parts.push(part);
-        Self(parts)
-    }
-}
-
-/// `; did you mean …` as a remedy, or `otherwise`.
+/// The nearest of the known names as a remedy, or `otherwise`.
 fn did_you_mean<'a>(
     name: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -302,13 +284,6 @@ fn validate_size(file: &FlowFile, problems: &mut Problems) {
 }
 
 impl Subscribes {
-    /// The names, whichever way they count.
-    pub fn names(&self) -> &[String] {
-        match self {
-            Self::All(names) | Self::Any(names) => names,
-        }
-    }
-
     /// The place of the name number `at`, where `path` is that of the whole.
     fn path(&self, path: &Path, at: usize) -> Path {
         match self {

@@ -9,30 +9,31 @@ use crate::flow::{Action, Flow};
 /// Half the height of a step.
 const HALF: f64 = 22.0;
 
+/// Every rule names the class, so that a page which holds the picture keeps its own looks.
 const STYLE: &str = "
-  :root { color-scheme: light dark; }
-  .page { fill: #ffffff; }
-  .step { fill: #f4f6fa; stroke: #51607a; stroke-width: 1.4; }
-  .wait { fill: #fff6e0; stroke: #a87614; }
-  .join { fill: #ffffff; stroke-dasharray: 4 3; }
-  .entry { stroke: #1565c0; stroke-width: 2.4; }
-  .arrow { fill: none; stroke: #7a879d; stroke-width: 1.4; }
-  .failure { stroke: #c62828; stroke-dasharray: 5 3; }
-  .head { fill: #7a879d; }
-  text { font-family: system-ui, sans-serif; text-anchor: middle; fill: #1c2430; }
-  .name { font-size: 14px; font-weight: 600; }
-  .detail, .mark { font-size: 11px; fill: #56637a; }
-  .label { font-size: 11px; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; }
+  .flowgate { color-scheme: light dark; }
+  .flowgate .page { fill: #ffffff; }
+  .flowgate .step { fill: #f4f6fa; stroke: #51607a; stroke-width: 1.4; }
+  .flowgate .wait { fill: #fff6e0; stroke: #a87614; }
+  .flowgate .join { fill: #ffffff; stroke-dasharray: 4 3; }
+  .flowgate .entry { stroke: #1565c0; stroke-width: 2.4; }
+  .flowgate .arrow { fill: none; stroke: #7a879d; stroke-width: 1.4; }
+  .flowgate .failure { stroke: #c62828; stroke-dasharray: 5 3; }
+  .flowgate .head { fill: #7a879d; }
+  .flowgate text { font-family: system-ui, sans-serif; text-anchor: middle; fill: #1c2430; }
+  .flowgate .name { font-size: 14px; font-weight: 600; }
+  .flowgate .detail, .flowgate .mark { font-size: 11px; fill: #56637a; }
+  .flowgate .label { font-size: 11px; paint-order: stroke; stroke: #ffffff; stroke-width: 4px; }
   @media (prefers-color-scheme: dark) {
-    .page { fill: #14181f; }
-    .step { fill: #222a36; stroke: #8fa1bd; }
-    .wait { fill: #3a2f14; stroke: #d8a63c; }
-    .join { fill: #14181f; }
-    .entry { stroke: #64b5f6; }
-    .failure { stroke: #ef7a7a; }
-    text { fill: #e8edf5; }
-    .detail, .mark { fill: #a7b4c8; }
-    .label { stroke: #14181f; }
+    .flowgate .page { fill: #14181f; }
+    .flowgate .step { fill: #222a36; stroke: #8fa1bd; }
+    .flowgate .wait { fill: #3a2f14; stroke: #d8a63c; }
+    .flowgate .join { fill: #14181f; }
+    .flowgate .entry { stroke: #64b5f6; }
+    .flowgate .failure { stroke: #ef7a7a; }
+    .flowgate text { fill: #e8edf5; }
+    .flowgate .detail, .flowgate .mark { fill: #a7b4c8; }
+    .flowgate .label { stroke: #14181f; }
   }
 ";
 
@@ -45,10 +46,10 @@ pub fn svg(flow: &Flow) -> String {
     push(
         &mut text,
         format_args!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"flowgate\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\" role=\"img\">\n<title>Flow {}</title>\n\
-             <style>{STYLE}</style>\n<defs><marker id=\"head\" viewBox=\"0 0 8 8\" refX=\"7\" \
-             refY=\"4\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto\"><path class=\"head\" \
+             <style>{STYLE}</style>\n<defs><marker id=\"flowgate-head\" viewBox=\"0 0 8 8\" refX=\"7\" \
+             refY=\"4\" markerWidth=\"6\" markerHeight=\"6\" orient=\"auto\"><path class=\"head\" \
              d=\"M0 0 L8 4 L0 8 z\"/></marker></defs>\n\
              <rect class=\"page\" width=\"100%\" height=\"100%\"/>\n",
             Escaped(&flow.name)
@@ -59,7 +60,9 @@ pub fn svg(flow: &Flow) -> String {
         let curve = curve(&layout, way);
         push(
             &mut text,
-            format_args!("<path class=\"{class}\" marker-end=\"url(#head)\" d=\"{curve}\"/>\n"),
+            format_args!(
+                "<path class=\"{class}\" marker-end=\"url(#flowgate-head)\" d=\"{curve}\"/>\n"
+            ),
         );
     }
     for at in 0..layout.parts.len() {
