@@ -1,1 +1,43 @@
-//! .
+//! The processes of a flowgate instance.
+//!
+//! The core decides, the store applies, the engine waits: an [`Engine`] claims due jobs, executes
+//! their attempts, keeps their leases, and commits what the rules decide about their ends.
+//!
+//! - Executing a step at least once, and settling it at most once, needs no lock here: every commit
+//!   is guarded by the lease that it is made under and by the run's version.
+//! - A run is decided in one place, the [committer](self::committer), which batches and joins.
+//! - User code runs as tasks; it can fail, panic, block or never end without harm to other runs.
+#![warn(missing_docs)]
+
+mod attempt;
+mod backoff;
+mod clock;
+mod committer;
+mod config;
+mod context;
+mod error;
+mod executor;
+mod flows;
+mod housekeeping;
+mod id_map;
+mod in_flight;
+mod inbox;
+mod instance;
+mod leases;
+mod logs;
+mod metrics;
+mod slots;
+mod supervisor;
+mod text;
+mod worker;
+
+pub use attempt::Stop;
+pub use config::{
+    ConfigError, EngineConfig, HttpConfig, LEASE_MIN, ProcessConfig, Renewals, SLOTS_DEFAULT,
+    SLOTS_MAX, instance_id,
+};
+pub use context::{ContextError, StepContext};
+pub use error::{EngineError, FlowError};
+pub use executor::worker::{HandlerError, Workers};
+pub use instance::Applied;
+pub use supervisor::{Engine, FlowRef, StartRequest, Started};

@@ -1,0 +1,374 @@
+//! One attempt in flight: what it works on, and how it is told to stop.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use flowgate_core::commit::Claimed;
+use flowgate_core::decide::{self, Outcome, Output, Report};
+use flowgate_core::event::{ErrorKind, LeaseStamp, StepError};
+use flowgate_core::flow::{Needs, Step};
+use flowgate_core::limits;
+use flowgate_core::payload::Payload;
+use flowgate_store::{LeaseRef, LogLevel, NewLogLine};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::flows::LoadedFlow;
+use crate::instance::Instance;
+use crate::text::fit;
+
+/// Why an attempt must stop before its own end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// The run was cancelled.
+    Cancelled,
+    /// Its lease is gone: somebody else may be executing the step.
+    LeaseLost,
+    /// The instance shuts down; another one will execute the step.
+    Shutdown,
+}
+
+impl Stop {
+    /// In words.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cancelled => "the run was cancelled",
+            Self::LeaseLost => "the lease was lost",
+            Self::Shutdown => "the instance is shutting down",
+        }
+    }
+}
+
+/// How an attempt came to its end on this instance.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// By itself.
+    Outcome(Outcome),
+    /// It was told to stop.
+    Stopped(Stop),
+}
+
+impl Ending {
+    pub(crate) fn failed(kind: ErrorKind, message: &str) -> Self {
+        Self::Outcome(failure(kind, message, None))
+    }
+}
+
+/// A failed attempt, with a message within its limit.
+pub(crate) fn failure(kind: ErrorKind, message: &str, retry_after: Option<Duration>) -> Outcome {
+    let message = fit(message, limits::ERROR_BYTES_MAX).into();
+    Outcome::Failed { error: StepError { kind, message }, retry_after }
+}
+
+/// An attempt in flight on this instance.
+///
+/// It is *over* from the moment that its end is reported: then its output is fixed, and nothing but
+/// the committer decides about it.
+pub(crate) struct Attempt {
+    pub(crate) instance: Arc<Instance>,
+    pub(crate) flow: Arc<LoadedFlow>,
+    pub(crate) claimed: Claimed,
+    pub(crate) began: Instant,
+    over: AtomicBool,
+    /// Whether the log has its `step.started`.
+    logged: AtomicBool,
+    started_reported: AtomicBool,
+    stop: AtomicU8,
+    stop_changed: Notify,
+    /// When its lease was last known to hold, in microseconds after `began`.
+    held_us: AtomicU64,
+    output: Mutex<Output>,
+    lines_dropped: AtomicU64,
+}
+
+impl Attempt {
+    pub(crate) fn new(
+        instance: &Arc<Instance>,
+        flow: &Arc<LoadedFlow>,
+        claimed: Claimed,
+        now: Instant,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            instance: Arc::clone(instance),
+            flow: Arc::clone(flow),
+            claimed,
+            began: now,
+            over: AtomicBool::new(false),
+            logged: AtomicBool::new(false),
+            started_reported: AtomicBool::new(false),
+            stop: AtomicU8::new(0),
+            stop_changed: Notify::new(),
+            held_us: AtomicU64::new(0),
+            output: Mutex::new(Output::default()),
+            lines_dropped: AtomicU64::new(0),
+        })
+    }
+
+    pub(crate) fn step(&self) -> &Step {
+        self.flow.flow.step(self.claimed.job.job_id.step)
+    }
+
+    pub(crate) fn lease(&self) -> LeaseRef {
+        LeaseRef { job_id: self.claimed.job.job_id, token: self.claimed.token }
+    }
+
+    pub(crate) fn stamp(&self) -> LeaseStamp {
+        self.claimed.stamp(&self.instance.config.instance)
+    }
+
+    /// As the rules know it.
+    pub(crate) fn for_rules(&self) -> decide::Attempt {
+        decide::Attempt {
+            job_id: self.claimed.job.job_id,
+            stamp: self.stamp(),
+            lost: self.claimed.lost.clone(),
+            logged: self.is_logged(),
+        }
+    }
+
+    /// The same for all attempts of this step, for the user's own systems.
+    ///
+    /// The last part is the iteration: a step is executed once in a run, so it is 1.
+    pub(crate) fn key(&self) -> String {
+        format!("{}/{}/1", self.claimed.run.run_id, self.step().name)
+    }
+
+    /// The input as JSON text.
+    pub(crate) fn input(&self) -> Cow<'_, str> {
+        let inputs = &self.claimed.inputs;
+        let slots = match &self.step().needs {
+            Needs::Start => {
+                return Cow::Borrowed(inputs.first().map_or("null", |input| input.get()));
+            }
+            Needs::All(slots) | Needs::Any(slots) => slots,
+        };
+        let numbers = &self.claimed.job.inputs;
+        let size: usize = inputs.iter().map(|input| input.bytes() + 24).sum();
+        let mut text = String::with_capacity(size + 2);
+        text.push('{');
+        let mut next = 0;
+        for slot in slots {
+            // A step that starts on any of its events has those that were there when it started.
+            if numbers.get(next) != Some(&self.claimed.run.slots[slot.at()]) {
+                continue;
+            }
+            if next > 0 {
+                text.push(',');
+            }
+            text.push('"');
+            // Names of events hold nothing that JSON would escape.
+            text.push_str(&self.flow.flow.slot(*slot).name);
+            text.push_str("\":");
+            text.push_str(inputs.get(next).map_or("null", |input| input.get()));
+            next += 1;
+        }
+        text.push('}');
+        Cow::Owned(text)
+    }
+
+    /// Tells it to stop. The first reason counts.
+    pub(crate) fn stop(&self, stop: Stop) {
+        let code = match stop {
+            Stop::Cancelled => 1,
+            Stop::LeaseLost => 2,
+            Stop::Shutdown => 3,
+        };
+        if self.stop.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+            self.stop_changed.notify_waiters();
+        }
+    }
+
+    pub(crate) fn stop_reason(&self) -> Option<Stop> {
+        match self.stop.load(Ordering::Acquire) {
+            1 => Some(Stop::Cancelled),
+            2 => Some(Stop::LeaseLost),
+            3 => Some(Stop::Shutdown),
+            _ => None,
+        }
+    }
+
+    /// Returns when it is told to stop.
+    pub(crate) async fn stopped(&self) -> Stop {
+        loop {
+            let changed = self.stop_changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(stop) = self.stop_reason() {
+                return stop;
+            }
+            changed.await;
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Whether the caller is the one who may report the end.
+    pub(crate) fn end_once(&self) -> bool {
+        !self.over.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn is_logged(&self) -> bool {
+        self.logged.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_logged(&self) {
+        self.logged.store(true, Ordering::Release);
+    }
+
+    /// Reports that it runs, once, unless it is over.
+    pub(crate) fn report_started(self: &Arc<Self>) {
+        if !self.is_over() && !self.started_reported.swap(true, Ordering::AcqRel) {
+            let report = Report::AttemptStarted(self.for_rules());
+            self.instance.inbox.report(Arc::clone(self), report, None);
+        }
+    }
+
+    pub(crate) fn note_held(&self, at: Instant) {
+        let us = at.saturating_duration_since(self.began).as_micros();
+        self.held_us.store(u64::try_from(us).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// How long ago its lease was last known to hold.
+    pub(crate) fn unheld_for(&self, now: Instant) -> Duration {
+        let held = Duration::from_micros(self.held_us.load(Ordering::Acquire));
+        now.saturating_duration_since(self.began).saturating_sub(held)
+    }
+
+    /// Keeps an output for the attempt's commit; false if it is over.
+    pub(crate) fn add_output(&self, add: impl FnOnce(&mut Output)) -> bool {
+        let mut output = self.output.lock();
+        let is_open = !self.is_over();
+        if is_open {
+            add(&mut output);
+        }
+        is_open
+    }
+
+    /// The latest value that this attempt set under `key`.
+    pub(crate) fn state_of_attempt(&self, key: &str) -> Option<Payload> {
+        let output = self.output.lock();
+        output.state.iter().rev().find(|(name, _)| **name == *key).map(|(_, value)| value.clone())
+    }
+
+    pub(crate) fn take_output(&self, result: Option<Payload>) -> Output {
+        let mut output = std::mem::take(&mut *self.output.lock());
+        output.result = result;
+        output
+    }
+
+    /// Keeps a log line. Never waits: a line that finds no room is counted, and the next one that
+    /// does says how many were dropped.
+    pub(crate) fn log(&self, level: LogLevel, text: &str) {
+        self.log_dropped();
+        if !self.instance.logs.write(self.line(level, text)) {
+            self.lines_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn log_dropped(&self) {
+        if self.lines_dropped.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let dropped = self.lines_dropped.swap(0, Ordering::Relaxed);
+        let text = format!("{dropped} log lines were dropped here: they came faster than the store takes them");
+        if !self.instance.logs.write(self.line(LogLevel::Warn, &text)) {
+            self.lines_dropped.fetch_add(dropped, Ordering::Relaxed);
+        }
+    }
+
+    fn line(&self, level: LogLevel, text: &str) -> NewLogLine {
+        NewLogLine {
+            run_id: self.claimed.run.run_id,
+            step: Arc::clone(&self.step().name),
+            attempt: self.claimed.job.attempt,
+            level,
+            text: fit(text, limits::LOG_LINE_BYTES_MAX).into_owned(),
+        }
+    }
+
+    /// Returns when the attempt, which began its work at `began`, must end: its time is over, or it
+    /// is told to stop.
+    ///
+    /// Its timers are armed by the first poll, so an attempt that is quicker has none. It also
+    /// reports that the attempt runs, once it has for long enough.
+    pub(crate) async fn interrupted(self: &Arc<Self>, began: Instant) -> Interrupt {
+        let config = &self.instance.config;
+        let stopped = self.stopped();
+        let timed_out = async {
+            match self.step().timeout {
+                Some(timeout) => tokio::time::sleep_until(began + timeout).await,
+                None => std::future::pending().await,
+            }
+        };
+        let started = async {
+            tokio::time::sleep_until(self.began + config.started_after).await;
+            self.report_started();
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            stop = stopped => Interrupt::Stopped(stop),
+            () = timed_out => Interrupt::TimedOut,
+            () = started => unreachable!("it never ends"),
+        }
+    }
+
+    /// How the attempt ends when `interrupt` ended it.
+    pub(crate) fn ending_of(&self, interrupt: Interrupt) -> Ending {
+        match interrupt {
+            Interrupt::Stopped(stop) => Ending::Stopped(stop),
+            Interrupt::TimedOut => {
+                let timeout = self.step().timeout.unwrap_or_default();
+                let message = format!("the attempt was ended after its timeout of {timeout:?}");
+                Ending::failed(ErrorKind::TimedOut, &message)
+            }
+        }
+    }
+
+    /// Hands its end to the committer and frees its slot.
+    pub(crate) fn end(self: Arc<Self>, ending: Ending) {
+        if !self.end_once() {
+            return;
+        }
+        self.log_dropped();
+        let elapsed = clock::now().saturating_duration_since(self.began);
+        let instance = Arc::clone(&self.instance);
+        match ending {
+            Ending::Outcome(outcome) => {
+                let (attempt, random) = (self.for_rules(), fastrand::f64());
+                let report = Report::AttemptEnded { attempt, outcome, elapsed, random };
+                instance.inbox.report(self, report, None);
+            }
+            Ending::Stopped(Stop::Shutdown) => {
+                let report = Report::AttemptReleased(self.for_rules());
+                instance.inbox.report(self, report, None);
+            }
+            Ending::Stopped(Stop::Cancelled | Stop::LeaseLost) => {
+                instance.in_flight.forget(self.lease());
+            }
+        }
+        instance.slots.free(1);
+    }
+}
+
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt").field("lease", &self.lease()).finish_non_exhaustive()
+    }
+}
+
+/// What ends an attempt from outside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Interrupt {
+    /// It took longer than its step allows.
+    TimedOut,
+    /// It was told to stop.
+    Stopped(Stop),
+}

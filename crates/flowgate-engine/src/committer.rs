@@ -1,0 +1,317 @@
+//! One loop that decides and commits everything that happens on this instance.
+//!
+//! While one batch is at the store the next one gathers, so at idle a commit leaves at once and
+//! under load batches grow by themselves. A batch holds at most one commit per run: several reports
+//! of a run are decided one after the other on each other's records and joined.
+//!
+//! ```text
+//!          report                 decided                applied
+//!  (none) ───────► Ready ─────────────────► Sent ─────────────────► Idle, or Ready again
+//!                    ▲                       │ refused: version
+//!                    └────── Rereading ◄─────┘
+//! ```
+//!
+//! What each answer of the store does:
+//! - *applied*: the record is kept, hand-offs go to execution, whoever waits is told;
+//! - *refused, run version*: the record is read again and the reports are decided again;
+//! - *refused, lease lost*: that attempt is dropped and told, the others are decided again;
+//! - *refused, too large*: joined reports are decided one by one; an attempt alone fails by it;
+//! - *unavailable*: the same commits are sent again, under the same ids, until the store answers.
+//!   They are made from the same reports again, so the usual case pays for no copy.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::commit::Commit;
+use flowgate_core::event::Event;
+use flowgate_core::ids::{CommitId, RunId};
+use flowgate_core::limits::{COMMIT_BATCH_MAX, COMMIT_BYTES_MAX};
+use flowgate_core::run::Run;
+use flowgate_store::CommitOutcome;
+use tokio::time::Instant;
+
+use crate::attempt::Attempt;
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::error::CommitError;
+use crate::id_map::RunSet;
+use crate::in_flight::{Entry, Phase};
+use crate::inbox::{Inbound, Item, NewRun};
+use crate::instance::Instance;
+
+mod decide;
+mod settle;
+
+/// The committer of an instance.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    instance: Arc<Instance>,
+    /// Runs in line to be decided.
+    ready: VecDeque<RunId>,
+    starts: VecDeque<Box<NewRun>>,
+    inbound: Vec<Inbound>,
+    /// Attempts that the last batch made: they go to execution.
+    handed_off: Vec<Arc<Attempt>>,
+    pollers: usize,
+}
+
+/// A commit at the store, with what it was decided from.
+#[derive(Debug)]
+struct Sent {
+    origin: SentOrigin,
+    commit_id: CommitId,
+    /// The record that it was decided on; none for a start.
+    base: Option<Arc<Run>>,
+    /// The record after it.
+    record: Arc<Run>,
+    /// The commit's events, if anybody listens.
+    events: Vec<Event>,
+}
+
+#[derive(Debug)]
+enum SentOrigin {
+    Start(Box<NewRun>),
+    /// Reports of one run, joined.
+    Reports(RunId, Vec<Item>),
+}
+
+impl Committer {
+    pub(crate) fn new(instance: Arc<Instance>, pollers: usize) -> Self {
+        Self {
+            instance,
+            ready: VecDeque::new(),
+            starts: VecDeque::new(),
+            inbound: Vec::new(),
+            handed_off: Vec::new(),
+            pollers,
+        }
+    }
+
+    /// Runs until the inbox is closed and nothing is left to commit.
+    pub(crate) async fn run(mut self) {
+        let instance = Arc::clone(&self.instance);
+        loop {
+            let mut inbound = std::mem::take(&mut self.inbound);
+            let since = instance.inbox.take(&mut inbound);
+            self.admit(&mut inbound);
+            self.inbound = inbound;
+            let (commits, sent) = self.prepare();
+            if !sent.is_empty() {
+                self.commit(commits, sent, since).await;
+                // A store in memory never waits: others must have their turn.
+                tokio::task::consume_budget().await;
+            } else if self.ready.is_empty() && self.starts.is_empty() {
+                if self.is_done() {
+                    return;
+                }
+                instance.inbox.arrived().await;
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        let instance = &self.instance;
+        let is_quiet = || instance.in_flight.lock().values().all(|e| e.phase == Phase::Idle);
+        instance.inbox.is_closed()
+            && instance.inbox.is_empty()
+            && (is_quiet() || instance.giving_up.is_cancelled())
+    }
+
+    fn admit(&mut self, inbound: &mut Vec<Inbound>) {
+        if inbound.is_empty() {
+            return;
+        }
+        let instance = Arc::clone(&self.instance);
+        let mut runs = instance.in_flight.lock();
+        for inbound in inbound.drain(..) {
+            match inbound {
+                Inbound::Start(start) => self.starts.push_back(start),
+                Inbound::Reread { run_id, found } => {
+                    if let Some(entry) = runs.get_mut(&run_id) {
+                        self.note_reread(entry, found);
+                        if entry.is_done() {
+                            runs.remove(&run_id);
+                        }
+                    }
+                }
+                Inbound::Report(mut item) => {
+                    let run_id = item.run_id;
+                    let seed = item.seed.take();
+                    let entry = match (runs.get_mut(&run_id), seed) {
+                        (Some(entry), _) => entry,
+                        (None, Some(seed)) => {
+                            runs.entry(run_id).or_insert_with(|| Entry::new(seed.run, seed.flow))
+                        }
+                        // The attempt was dropped before its report came.
+                        (None, None) => {
+                            settle::refuse(item, CommitError::LeaseLost);
+                            continue;
+                        }
+                    };
+                    entry.pending.push(item);
+                    if entry.phase == Phase::Idle {
+                        entry.phase = Phase::Ready;
+                        self.ready.push_back(run_id);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Decides what is in line, up to one batch.
+    fn prepare(&mut self) -> (Vec<Commit>, Vec<Sent>) {
+        let count = (self.starts.len() + self.ready.len()).min(COMMIT_BATCH_MAX);
+        let (mut commits, mut sent) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let mut bytes = 0;
+        if self.starts.is_empty() && self.ready.is_empty() {
+            return (commits, sent);
+        }
+        let instance = Arc::clone(&self.instance);
+        let is_heard = instance.live.receiver_count() > 0;
+        let mut runs = instance.in_flight.lock();
+        let mut push = |origin, base, commit: Commit| {
+            sent.push(Sent {
+                origin,
+                base,
+                commit_id: commit.commit_id,
+                record: Arc::clone(&commit.record),
+                events: if is_heard { commit.events.clone() } else { Vec::new() },
+            });
+            bytes += commit.events.iter().map(Event::payload_bytes).sum::<usize>();
+            commits.push(commit);
+            commits.len() >= COMMIT_BATCH_MAX || bytes >= COMMIT_BYTES_MAX
+        };
+        let mut begun = RunSet::default();
+        while let Some(mut start) = self.starts.pop_front() {
+            let run_id = start.run_id();
+            if runs.contains_key(&run_id) {
+                settle::answer(start.reply, Err(CommitError::RunExists));
+                continue;
+            }
+            // Of two starts with one key the second waits for the answer to the first.
+            if !begun.insert(run_id) {
+                self.starts.push_front(start);
+                break;
+            }
+            let commit = start.commit();
+            if push(SentOrigin::Start(start), None, commit) {
+                return (commits, sent);
+            }
+        }
+        while let Some(run_id) = self.ready.pop_front() {
+            let Some(entry) = runs.get_mut(&run_id) else { continue };
+            let base = Arc::clone(&entry.run);
+            match decide::decide(&instance, entry) {
+                Some((commit, items)) => {
+                    entry.phase = Phase::Sent;
+                    if push(SentOrigin::Reports(run_id, items), Some(base), commit) {
+                        break;
+                    }
+                }
+                None if entry.pending.is_empty() => {
+                    entry.phase = Phase::Idle;
+                    if entry.is_done() {
+                        runs.remove(&run_id);
+                    }
+                }
+                None => self.ready.push_back(run_id),
+            }
+        }
+        (commits, sent)
+    }
+
+    /// Sends a batch until the store has answered, and settles it.
+    async fn commit(&mut self, commits: Vec<Commit>, mut sent: Vec<Sent>, since: Option<Instant>) {
+        let instance = Arc::clone(&self.instance);
+        let began = clock::now();
+        #[expect(clippy::cast_precision_loss, reason = "batches and slots are small")]
+        {
+            instance.metrics.commits.record(commits.len() as f64);
+            instance.metrics.running.set(instance.slots.taken() as f64);
+        }
+        let slots = if instance.stopping.is_cancelled() {
+            0
+        } else {
+            instance.slots.take_for_hand_off(usize::MAX)
+        };
+        let outcomes = self.send(commits, &mut sent, slots).await;
+        let answered = clock::now();
+        instance.metrics.commit_seconds.record(answered.saturating_duration_since(began));
+        if let Some(since) = since {
+            let waited = answered.saturating_duration_since(since);
+            instance.metrics.orchestration_seconds.record(waited);
+        }
+        match outcomes {
+            Ok(outcomes) => self.settle(sent, outcomes, answered),
+            Err(CommitError::Store(_)) if sent.len() > 1 => self.commit_one_by_one(sent).await,
+            Err(error) => self.give_up(sent, &error),
+        }
+        let used = self.handed_off.len();
+        instance.slots.free(slots - used);
+        instance.ready.push(&mut self.handed_off, self.pollers);
+    }
+
+    /// One commit that the store cannot take must not keep the others out.
+    async fn commit_one_by_one(&mut self, sent: Vec<Sent>) {
+        for one in sent {
+            let mut one = vec![one];
+            let commits = self.remake(&mut one);
+            match self.send(commits, &mut one, 0).await {
+                Ok(outcomes) => self.settle(one, outcomes, clock::now()),
+                Err(error) => self.give_up(one, &error),
+            }
+        }
+    }
+
+    async fn send(
+        &self,
+        mut commits: Vec<Commit>,
+        sent: &mut [Sent],
+        slots: usize,
+    ) -> Result<Vec<CommitOutcome>, CommitError> {
+        let instance = &self.instance;
+        let claimant = (slots > 0).then(|| instance.claimant(slots));
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
+        loop {
+            match instance.store.commit(commits, claimant.as_ref()).await {
+                Ok(outcomes) => {
+                    if backoff.tries() > 0 {
+                        tracing::info!("the store answers again");
+                    }
+                    return Ok(outcomes);
+                }
+                Err(error) if error.is_transient() => {
+                    instance.metrics.store_errors.increment(1);
+                    if backoff.tries() == 0 {
+                        tracing::warn!(%error, commits = sent.len(), "the store does not take commits; trying on");
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, commits = sent.len(), "the store cannot take a batch");
+                    return Err(CommitError::Store(Arc::new(error)));
+                }
+            }
+            tokio::select! {
+                () = backoff.wait() => {}
+                () = instance.giving_up.cancelled() => return Err(CommitError::Closed),
+            }
+            commits = self.remake(sent);
+        }
+    }
+
+    /// The same commits again, from what they were decided from.
+    fn remake(&self, sent: &mut [Sent]) -> Vec<Commit> {
+        let runs = self.instance.in_flight.lock();
+        sent.iter_mut()
+            .map(|sent| match &mut sent.origin {
+                SentOrigin::Start(start) => start.commit(),
+                SentOrigin::Reports(run_id, items) => {
+                    let entry = runs.get(run_id).expect("a run with a commit under way is kept");
+                    let base = sent.base.as_ref().expect("reports are about a run that exists");
+                    decide::again(&entry.flow.flow, base, items, sent.commit_id)
+                }
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,314 @@
+//! What the store's answers do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::commit::{Claimed, JobKind};
+use flowgate_core::decide::Report;
+use flowgate_core::event::ErrorKind;
+use flowgate_core::ids::{JobId, RunId};
+use flowgate_core::run::{Run, StepState};
+use flowgate_store::{CommitOutcome, Refusal, StoreError};
+use tokio::time::Instant;
+
+use super::{Committer, Sent, SentOrigin};
+use crate::attempt::{Attempt, Stop, failure};
+use crate::backoff::jittered;
+use crate::error::CommitError;
+use crate::id_map::RunMap;
+use crate::in_flight::{Entry, Phase};
+use crate::inbox::{Inbound, Item, NewRun, Reply};
+use crate::instance::Applied;
+
+/// Refusals of one run after which those who wait for an answer get one.
+const REFUSALS_MAX: u32 = 100;
+/// The longest wait before a refused run is read again.
+const REREAD_DELAY_MAX: Duration = Duration::from_millis(200);
+
+impl Committer {
+    /// Takes the answers of the store over.
+    pub(super) fn settle(&mut self, sent: Vec<Sent>, outcomes: Vec<CommitOutcome>, now: Instant) {
+        assert_eq!(sent.len(), outcomes.len(), "a store answers every commit");
+        let instance = Arc::clone(&self.instance);
+        let mut runs = instance.in_flight.lock();
+        for (sent, outcome) in sent.into_iter().zip(outcomes) {
+            match (sent.origin, outcome) {
+                (SentOrigin::Start(start), CommitOutcome::Applied { handed_off }) => {
+                    self.tell(&sent.record, sent.events);
+                    self.begin_run(&mut runs, *start, &sent.record, (handed_off, now));
+                }
+                (SentOrigin::Start(start), CommitOutcome::Refused(refusal)) => {
+                    answer(start.reply, Err(error_of(refusal)));
+                }
+                (SentOrigin::Reports(run_id, items), CommitOutcome::Applied { handed_off }) => {
+                    self.tell(&sent.record, sent.events);
+                    let entry = runs.get_mut(&run_id).expect("a run with a commit is kept");
+                    entry.refusals = 0;
+                    entry.is_split = false;
+                    entry.note(&sent.record);
+                    for item in items {
+                        self.applied(entry, item, &sent.record);
+                    }
+                    self.hand_off(entry, handed_off, now);
+                    self.go_on(&mut runs, run_id);
+                }
+                (SentOrigin::Reports(run_id, items), CommitOutcome::Refused(refusal)) => {
+                    let entry = runs.get_mut(&run_id).expect("a run with a commit is kept");
+                    self.refused(entry, items, refusal);
+                    self.go_on(&mut runs, run_id);
+                }
+            }
+        }
+    }
+
+    /// The store will not answer these: who waits is told, leases end by themselves.
+    pub(super) fn give_up(&mut self, sent: Vec<Sent>, error: &CommitError) {
+        let instance = Arc::clone(&self.instance);
+        let mut runs = instance.in_flight.lock();
+        for sent in sent {
+            match sent.origin {
+                SentOrigin::Start(start) => answer(start.reply, Err(error.clone())),
+                SentOrigin::Reports(run_id, items) => {
+                    let entry = runs.get_mut(&run_id).expect("a run with a commit is kept");
+                    entry.phase = Phase::Idle;
+                    for item in items {
+                        if let Some(attempt) = &item.attempt {
+                            attempt.stop(Stop::LeaseLost);
+                            entry.take_attempt(attempt.lease());
+                        }
+                        refuse(item, error.clone());
+                    }
+                    self.go_on(&mut runs, run_id);
+                }
+            }
+        }
+    }
+
+    fn tell(&self, record: &Arc<Run>, events: Vec<flowgate_core::event::Event>) {
+        if record.status.is_terminal() {
+            self.instance.waits.ended(record);
+        }
+        if !events.is_empty() {
+            let applied = Applied { run_id: record.run_id, run: Arc::clone(record), events };
+            // The last listener may be gone by now.
+            drop(self.instance.live.send(Arc::new(applied)));
+        }
+    }
+
+    fn begin_run(
+        &mut self,
+        runs: &mut RunMap<Entry>,
+        start: NewRun,
+        record: &Arc<Run>,
+        (handed_off, now): (Vec<Claimed>, Instant),
+    ) {
+        if !handed_off.is_empty() {
+            let (run_id, flow) = (record.run_id, start.flow);
+            let entry = runs.entry(run_id).or_insert_with(|| Entry::new(Arc::clone(record), flow));
+            entry.note(record);
+            self.hand_off(entry, handed_off, now);
+            self.go_on(runs, run_id);
+        }
+        answer(start.reply, Ok(Arc::clone(record)));
+    }
+
+    /// One report of a commit that is now written.
+    fn applied(&self, entry: &mut Entry, item: Item, record: &Arc<Run>) {
+        if let Some(attempt) = &item.attempt {
+            match &item.report {
+                Report::AttemptStarted(_) | Report::EmitNow { .. } => attempt.set_logged(),
+                Report::AttemptEnded { .. } | Report::AttemptReleased(_) | Report::TimerDue(_) => {
+                    entry.take_attempt(attempt.lease());
+                    self.count(&item.report, record);
+                }
+                Report::Signal { .. } | Report::Cancel { .. } => {}
+            }
+        }
+        if record.status.is_terminal() {
+            // Whatever still runs, runs for nothing: the run was cancelled.
+            entry.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::Cancelled));
+        }
+        if let Some(reply) = item.reply {
+            answer(reply, Ok(Arc::clone(record)));
+        }
+    }
+
+    fn count(&self, report: &Report, record: &Run) {
+        let metrics = &self.instance.metrics;
+        match report {
+            Report::AttemptEnded { attempt, .. } => match record.step(attempt.job_id.step).state {
+                StepState::Succeeded => metrics.succeeded.increment(1),
+                StepState::Queued => metrics.retried.increment(1),
+                StepState::Pending
+                | StepState::Running
+                | StepState::Waiting
+                | StepState::Failed
+                | StepState::Skipped
+                | StepState::Cancelled => metrics.failed.increment(1),
+            },
+            Report::AttemptReleased(_) => metrics.released.increment(1),
+            Report::AttemptStarted(_)
+            | Report::EmitNow { .. }
+            | Report::TimerDue(_)
+            | Report::Signal { .. }
+            | Report::Cancel { .. } => {}
+        }
+    }
+
+    /// Jobs that the commit made due and leased to this instance.
+    fn hand_off(&mut self, entry: &mut Entry, handed_off: Vec<Claimed>, now: Instant) {
+        for claimed in handed_off {
+            let kind = claimed.job.kind;
+            let attempt = Attempt::new(&self.instance, &entry.flow, claimed, now);
+            entry.attempts.push(Arc::clone(&attempt));
+            match kind {
+                JobKind::Execute => self.handed_off.push(attempt),
+                JobKind::Timer => {
+                    attempt.end_once();
+                    let report = Report::TimerDue(attempt.for_rules());
+                    self.instance.inbox.report(attempt, report, None);
+                }
+            }
+        }
+    }
+
+    /// A commit of `items` is not written.
+    fn refused(&mut self, entry: &mut Entry, mut items: Vec<Item>, refusal: Refusal) {
+        let metrics = &self.instance.metrics;
+        entry.phase = Phase::Idle;
+        match refusal {
+            Refusal::RunVersion | Refusal::RunExists => {
+                metrics.refused_version.increment(1);
+                entry.refusals += 1;
+                if entry.refusals > REFUSALS_MAX {
+                    items = answer_contended(items);
+                }
+                entry.phase = Phase::Rereading;
+                self.reread(entry.run.run_id, entry.refusals);
+            }
+            Refusal::LeaseLost(job_id) => {
+                metrics.refused_lease.increment(1);
+                items = drop_lost(entry, items, job_id);
+            }
+            Refusal::TooLarge { bytes } if items.len() == 1 => {
+                items = fail_large(items, bytes);
+            }
+            Refusal::TooLarge { .. } => entry.is_split = true,
+        }
+        items.append(&mut entry.pending);
+        entry.pending = items;
+    }
+
+    /// Puts a run that is not under way in line again, or drops it.
+    fn go_on(&mut self, runs: &mut RunMap<Entry>, run_id: RunId) {
+        let Some(entry) = runs.get_mut(&run_id) else { return };
+        match entry.phase {
+            Phase::Rereading | Phase::Ready => return,
+            Phase::Idle | Phase::Sent => {}
+        }
+        entry.phase = if entry.pending.is_empty() { Phase::Idle } else { Phase::Ready };
+        if entry.phase == Phase::Ready {
+            self.ready.push_back(run_id);
+        } else if entry.is_done() {
+            runs.remove(&run_id);
+        }
+    }
+
+    /// Reads a run again, beside the batches. The answer comes back through the inbox.
+    fn reread(&self, run_id: RunId, refusals: u32) {
+        let instance = Arc::clone(&self.instance);
+        instance.clone().tasks.spawn(async move {
+            if refusals > 1 {
+                let delay = Duration::from_millis(1 << refusals.min(10)).min(REREAD_DELAY_MAX);
+                tokio::time::sleep(jittered(delay)).await;
+            }
+            let found = instance.store.read_run(run_id).await;
+            let found = found.map(|found| found.map(|detail| detail.row.run));
+            instance.inbox.push(Inbound::Reread { run_id, found });
+        });
+    }
+
+    pub(super) fn note_reread(
+        &mut self,
+        entry: &mut Entry,
+        found: Result<Option<Arc<Run>>, StoreError>,
+    ) {
+        match found {
+            Ok(Some(run)) => {
+                entry.note(&run);
+                entry.phase = Phase::Ready;
+                self.ready.push_back(run.run_id);
+            }
+            Ok(None) => {
+                entry.phase = Phase::Idle;
+                entry.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::LeaseLost));
+                entry.pending.drain(..).for_each(|item| refuse(item, CommitError::NoRun));
+            }
+            Err(_) if self.instance.giving_up.is_cancelled() => entry.phase = Phase::Idle,
+            Err(error) => {
+                tracing::warn!(%error, run_id = %entry.run.run_id, "a run cannot be read; trying on");
+                self.reread(entry.run.run_id, entry.refusals.max(6));
+            }
+        }
+    }
+}
+
+/// Answers whoever waits for one of `items`, which are dropped; the rest.
+fn answer_contended(items: Vec<Item>) -> Vec<Item> {
+    let (waiting, rest): (Vec<Item>, Vec<Item>) =
+        items.into_iter().partition(|item| item.reply.is_some());
+    waiting.into_iter().for_each(|item| refuse(item, CommitError::Contended));
+    rest
+}
+
+/// Drops what the attempt of `job_id` reported and tells it; the rest.
+fn drop_lost(entry: &mut Entry, items: Vec<Item>, job_id: JobId) -> Vec<Item> {
+    let is_lost = |item: &Item| item.attempt.as_ref().is_some_and(|a| a.lease().job_id == job_id);
+    let (lost, rest): (Vec<Item>, Vec<Item>) = items.into_iter().partition(is_lost);
+    for item in lost {
+        if let Some(attempt) = &item.attempt {
+            attempt.stop(Stop::LeaseLost);
+            if entry.take_attempt(attempt.lease()).is_some() {
+                attempt.instance.metrics.leases_lost.increment(1);
+            }
+        }
+        refuse(item, CommitError::LeaseLost);
+    }
+    rest
+}
+
+/// An output that no commit can hold makes its attempt fail; anybody else is told.
+fn fail_large(items: Vec<Item>, bytes: usize) -> Vec<Item> {
+    let mut rest = Vec::new();
+    for mut item in items {
+        if let Report::AttemptEnded { outcome, .. } = &mut item.report {
+            let message = format!("the step handed over {bytes} bytes, more than one commit holds");
+            *outcome = failure(ErrorKind::Invalid, &message, None);
+            rest.push(item);
+        } else {
+            refuse(item, CommitError::TooLarge { bytes });
+        }
+    }
+    rest
+}
+
+fn error_of(refusal: Refusal) -> CommitError {
+    match refusal {
+        Refusal::RunExists => CommitError::RunExists,
+        Refusal::RunVersion => CommitError::NoRun,
+        Refusal::LeaseLost(_) => CommitError::LeaseLost,
+        Refusal::TooLarge { bytes } => CommitError::TooLarge { bytes },
+    }
+}
+
+/// Drops a report and tells whoever waits for it.
+pub(super) fn refuse(item: Item, error: CommitError) {
+    if let Some(reply) = item.reply {
+        answer(reply, Err(error));
+    }
+}
+
+/// Whoever asked may be gone.
+pub(super) fn answer(reply: Reply, answer: Result<Arc<Run>, CommitError>) {
+    drop(reply.send(answer));
+}

@@ -1,0 +1,203 @@
+//! What an engine is told before it starts.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::ids::InstanceId;
+use flowgate_core::limits;
+use flowgate_store::{Queues, Retention};
+
+/// Attempts that an instance executes at a time, unless it is told otherwise.
+pub const SLOTS_DEFAULT: usize = 256;
+/// The most slots that an instance may have.
+pub const SLOTS_MAX: usize = 100_000;
+/// The shortest lease: a renewal must fit into it three times.
+pub const LEASE_MIN: Duration = Duration::from_millis(30);
+
+/// How an instance works.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Its name.
+    pub instance: InstanceId,
+    /// The queues that it serves.
+    pub queues: Queues,
+    /// Attempts that it executes at a time.
+    pub slots: usize,
+    /// How long a lease lasts unless it is renewed. Renewed at a third of it.
+    pub lease: Duration,
+    /// How long a claimer waits at most without looking at the store, before jitter.
+    pub poll_max: Duration,
+    /// How long a shutdown lets attempts finish.
+    pub shutdown_grace: Duration,
+    /// How long an attempt runs before the log says that it does.
+    pub started_after: Duration,
+    /// How long finished runs are kept.
+    pub retention: Retention,
+    /// How often what is older is removed.
+    pub retention_interval: Duration,
+    /// How often open runs are checked for steps that nothing would ever execute.
+    pub reconcile_interval: Duration,
+    /// Where renewals run.
+    pub renewals: Renewals,
+    /// For steps that start a program.
+    pub process: ProcessConfig,
+    /// For steps that send a request.
+    pub http: HttpConfig,
+}
+
+/// Where lease renewals run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewals {
+    /// On an OS thread of their own: handlers that block cannot starve them.
+    OwnThread,
+    /// On the caller's runtime, whose time a test can pause.
+    OnRuntime,
+}
+
+/// Limits of steps that start a program.
+#[derive(Clone, Debug)]
+pub struct ProcessConfig {
+    /// Programs that run at a time.
+    pub running_max: usize,
+    /// Bytes that one attempt may write to its standard output.
+    pub stdout_bytes_max: usize,
+    /// How long a program has between SIGTERM and SIGKILL.
+    pub kill_grace: Duration,
+    /// Variables that every program gets, besides those of its step.
+    pub env: Arc<[(OsString, OsString)]>,
+}
+
+/// Limits of steps that send a request.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpConfig {
+    /// How long a connection may take to be made.
+    pub connect_timeout: Duration,
+    /// How long a request may take in all, for steps without a `timeout` of their own.
+    pub timeout: Duration,
+    /// Bytes of an answer's body, after decompression.
+    pub body_bytes_max: usize,
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// No slots, or too many.
+    #[error("slots is {0}; it must be from 1 to {SLOTS_MAX}")]
+    Slots(usize),
+    /// The lease is too short.
+    #[error("the lease is {0:?}; it must be {LEASE_MIN:?} or longer")]
+    LeaseTooShort(Duration),
+    /// A span that must be longer than zero is not.
+    #[error("{0} is zero; it must be longer")]
+    Zero(&'static str),
+    /// No program may run.
+    #[error("process.running_max is 0; it must be at least 1")]
+    NoProcess,
+}
+
+impl EngineConfig {
+    /// The defaults, for the instance called `instance`.
+    pub fn new(instance: InstanceId) -> Self {
+        Self {
+            instance,
+            queues: Queues::All,
+            slots: SLOTS_DEFAULT,
+            lease: Duration::from_secs(30),
+            poll_max: Duration::from_secs(1),
+            shutdown_grace: Duration::from_secs(10),
+            started_after: Duration::from_millis(50),
+            retention: Retention::DEFAULT,
+            retention_interval: Duration::from_secs(60),
+            reconcile_interval: Duration::from_secs(60),
+            renewals: Renewals::OwnThread,
+            process: ProcessConfig::from_env(),
+            http: HttpConfig::DEFAULT,
+        }
+    }
+
+    /// Whether it can work.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        if self.slots == 0 || self.slots > SLOTS_MAX {
+            return Err(ConfigError::Slots(self.slots));
+        }
+        if self.lease < LEASE_MIN {
+            return Err(ConfigError::LeaseTooShort(self.lease));
+        }
+        let spans = [
+            ("poll_max", self.poll_max),
+            ("retention_interval", self.retention_interval),
+            ("reconcile_interval", self.reconcile_interval),
+            ("http.connect_timeout", self.http.connect_timeout),
+            ("http.timeout", self.http.timeout),
+        ];
+        if let Some((name, _)) = spans.into_iter().find(|(_, span)| span.is_zero()) {
+            return Err(ConfigError::Zero(name));
+        }
+        if self.process.running_max == 0 {
+            return Err(ConfigError::NoProcess);
+        }
+        Ok(())
+    }
+}
+
+impl ProcessConfig {
+    /// The defaults; of this process's environment, programs get the four variables that most
+    /// cannot do without.
+    pub fn from_env() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let env = ["PATH", "HOME", "LANG", "TMPDIR"]
+            .into_iter()
+            .filter_map(|name| Some((OsString::from(name), std::env::var_os(name)?)))
+            .collect();
+        Self {
+            running_max: (4 * cores).max(16),
+            stdout_bytes_max: 16 << 20,
+            kill_grace: Duration::from_secs(2),
+            env,
+        }
+    }
+}
+
+impl HttpConfig {
+    /// Ten seconds to connect, five minutes in all, and a body that holds the largest payload.
+    pub const DEFAULT: Self = Self {
+        connect_timeout: Duration::from_secs(10),
+        timeout: Duration::from_secs(300),
+        body_bytes_max: limits::PAYLOAD_BYTES_MAX + (64 << 10),
+    };
+}
+
+/// A name that no other instance has: the host's name and a random part.
+pub fn instance_id() -> InstanceId {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var_os("HOSTNAME").and_then(|name| name.into_string().ok()))
+        .unwrap_or_default();
+    let host: String = host.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
+    let host = if host.is_empty() { "instance" } else { host.as_str() };
+    InstanceId(format!("{host}-{:08x}", fastrand::u32(..)).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_cannot_work_is_refused() {
+        let good = EngineConfig::new(instance_id());
+        assert_eq!(good.validate(), Ok(()));
+        let no_slots = EngineConfig { slots: 0, ..good.clone() };
+        assert_eq!(no_slots.validate(), Err(ConfigError::Slots(0)));
+        let short = Duration::from_millis(1);
+        let lease = EngineConfig { lease: short, ..good.clone() };
+        assert_eq!(lease.validate(), Err(ConfigError::LeaseTooShort(short)));
+        let poll = EngineConfig { poll_max: Duration::ZERO, ..good };
+        assert_eq!(poll.validate(), Err(ConfigError::Zero("poll_max")));
+    }
+
+    #[test]
+    fn two_instances_have_two_names() {
+        assert_ne!(instance_id(), instance_id());
+    }
+}

@@ -1,0 +1,137 @@
+//! What can go wrong for whoever asks the engine for something.
+
+use std::sync::Arc;
+
+use flowgate_core::decide::Rejection;
+use flowgate_core::flow::Problem;
+use flowgate_core::ids::{Revision, RunId};
+use flowgate_core::payload::PayloadError;
+use flowgate_store::StoreError;
+
+/// The engine could not do what it was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum EngineError {
+    /// There is no such flow.
+    #[error("there is no flow `{0}`; register it first")]
+    NoFlow(Arc<str>),
+    /// There is no such run.
+    #[error("there is no run {0}")]
+    NoRun(RunId),
+    /// There is no such step.
+    #[error("the flow has no step `{step}`; it has {known}")]
+    NoStep {
+        /// The step.
+        step: String,
+        /// The steps that it has, in words.
+        known: String,
+    },
+    /// The revision that the run is pinned to cannot be used.
+    #[error("the revision cannot be used")]
+    Flow(#[source] FlowError),
+    /// The input, the key or the tags are over a limit.
+    #[error("{0}")]
+    Invalid(String),
+    /// The input is not a payload.
+    #[error("the data cannot be kept")]
+    Payload(#[source] Arc<PayloadError>),
+    /// A start with this key had another input.
+    #[error("the key `{key}` was used with another input, for run {run_id}")]
+    KeyConflict {
+        /// The key.
+        key: Arc<str>,
+        /// The run that has it.
+        run_id: RunId,
+    },
+    /// The run is past it, or it makes no sense for its flow.
+    #[error(transparent)]
+    Rejected(Rejection),
+    /// So many others changed the run that the engine gave up.
+    #[error("the run is changed by too many others at once; try again")]
+    Contended,
+    /// The engine is shutting down.
+    #[error("the engine is shutting down")]
+    Closed,
+    /// The store failed.
+    #[error("the store failed")]
+    Store(#[source] Arc<StoreError>),
+}
+
+/// A revision cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum FlowError {
+    /// The store does not have it.
+    #[error("the store has no revision {revision} of the flow `{flow}`")]
+    Unknown {
+        /// The flow.
+        flow: Arc<str>,
+        /// The revision.
+        revision: Revision,
+    },
+    /// It is not valid for this version of flowgate.
+    #[error("revision {revision} of the flow `{flow}` is not valid: {}", problems_in_words(.problems))]
+    Invalid {
+        /// The flow.
+        flow: Arc<str>,
+        /// The revision.
+        revision: Revision,
+        /// What is wrong.
+        problems: Vec<Problem>,
+    },
+    /// The store failed.
+    #[error("the store failed")]
+    Store(#[source] Arc<StoreError>),
+}
+
+fn problems_in_words(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Why a commit was not applied.
+#[derive(Clone, Debug)]
+pub(crate) enum CommitError {
+    /// The rules refuse it.
+    Rejected(Rejection),
+    /// The attempt no longer holds its lease.
+    LeaseLost,
+    /// There is such a run.
+    RunExists,
+    /// There is no such run.
+    NoRun,
+    /// Others were faster, too often.
+    Contended,
+    /// It is over the limit.
+    TooLarge { bytes: usize },
+    /// The store failed for good.
+    Store(Arc<StoreError>),
+    /// The engine shut down before the store answered.
+    Closed,
+}
+
+impl From<Arc<StoreError>> for EngineError {
+    fn from(error: Arc<StoreError>) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(Arc::new(error))
+    }
+}
+
+impl EngineError {
+    /// The answer to a commit about `run_id`.
+    pub(crate) fn of_commit(error: CommitError, run_id: RunId) -> Self {
+        match error {
+            CommitError::Rejected(rejection) => Self::Rejected(rejection),
+            CommitError::NoRun | CommitError::LeaseLost => Self::NoRun(run_id),
+            CommitError::RunExists | CommitError::Contended => Self::Contended,
+            CommitError::TooLarge { bytes } => Self::Invalid(format!(
+                "{bytes} bytes of payloads are over the limit of {}",
+                flowgate_core::limits::COMMIT_BYTES_MAX
+            )),
+            CommitError::Store(error) => Self::Store(error),
+            CommitError::Closed => Self::Closed,
+        }
+    }
+}

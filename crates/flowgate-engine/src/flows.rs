@@ -1,0 +1,150 @@
+//! The revisions that this instance has used, ready for use.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::flow::{Action, Flow};
+use flowgate_core::ids::{Revision, StepIndex};
+use flowgate_store::{Store, StoredRevision};
+use parking_lot::RwLock;
+use tokio::time::Instant;
+
+use crate::clock;
+use crate::error::FlowError;
+use crate::executor::worker::{Handler, Workers};
+
+/// How long the active revision of a flow is remembered: another instance may register one.
+const ACTIVE_FOR: Duration = Duration::from_secs(1);
+
+/// A revision with what its execution needs.
+pub(crate) struct LoadedFlow {
+    pub(crate) flow: Flow,
+    /// The folder that its programs start in.
+    pub(crate) folder: Option<PathBuf>,
+    /// The handler of each step that has one here.
+    handlers: Vec<Option<Arc<dyn Handler>>>,
+}
+
+impl LoadedFlow {
+    pub(crate) fn new(flow: Flow, folder: Option<PathBuf>, workers: &Workers) -> Self {
+        let handler = |action: &Action| match action {
+            Action::Worker(name) => workers.get(name).cloned(),
+            Action::Nothing
+            | Action::Process(_)
+            | Action::Shell(_)
+            | Action::Http(_)
+            | Action::Wait(_) => None,
+        };
+        let handlers = flow.steps.iter().map(|step| handler(&step.action)).collect();
+        Self { flow, folder, handlers }
+    }
+
+    pub(crate) fn handler(&self, step: StepIndex) -> Option<&Arc<dyn Handler>> {
+        self.handlers[step.at()].as_ref()
+    }
+}
+
+impl std::fmt::Debug for LoadedFlow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LoadedFlow")
+            .field("flow", &self.flow.name)
+            .field("revision", &self.flow.revision)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Revisions by flow and content address. They never change, so they are never dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Flows {
+    known: RwLock<HashMap<Arc<str>, OfFlow>>,
+}
+
+#[derive(Debug, Default)]
+struct OfFlow {
+    revisions: HashMap<Revision, Arc<LoadedFlow>>,
+    active: Option<(Arc<LoadedFlow>, Instant)>,
+}
+
+impl Flows {
+    /// A revision that was used before.
+    pub(crate) fn get(&self, flow: &str, revision: &Revision) -> Option<Arc<LoadedFlow>> {
+        self.known.read().get(flow)?.revisions.get(revision).cloned()
+    }
+
+    /// A revision, read from the store at its first use.
+    pub(crate) async fn load(
+        &self,
+        store: &dyn Store,
+        workers: &Workers,
+        (flow, revision): (&Arc<str>, &Revision),
+    ) -> Result<Arc<LoadedFlow>, FlowError> {
+        if let Some(loaded) = self.get(flow, revision) {
+            return Ok(loaded);
+        }
+        let stored = store.list_revisions(Some(flow)).await;
+        let stored = stored.map_err(|error| FlowError::Store(Arc::new(error)))?;
+        let found = stored.into_iter().find(|stored| stored.revision.revision == *revision);
+        let unknown = || FlowError::Unknown { flow: Arc::clone(flow), revision: revision.clone() };
+        self.compile(found.ok_or_else(unknown)?, workers)
+    }
+
+    /// The revision that new runs of `flow` start on, if there is such a flow.
+    pub(crate) async fn active(
+        &self,
+        store: &dyn Store,
+        workers: &Workers,
+        flow: &str,
+    ) -> Result<Option<Arc<LoadedFlow>>, FlowError> {
+        let now = clock::now();
+        if let Some((active, at)) = self.known.read().get(flow).and_then(|f| f.active.clone())
+            && now.saturating_duration_since(at) < ACTIVE_FOR
+        {
+            return Ok(Some(active));
+        }
+        let stored = store.list_revisions(Some(flow)).await;
+        let stored = stored.map_err(|error| FlowError::Store(Arc::new(error)))?;
+        let Some(found) = stored.into_iter().find(|stored| stored.active) else { return Ok(None) };
+        let known = self.get(flow, &found.revision.revision);
+        let loaded = known.map_or_else(|| self.compile(found, workers), Ok)?;
+        self.remember_active(&loaded, now);
+        Ok(Some(loaded))
+    }
+
+    fn compile(
+        &self,
+        stored: StoredRevision,
+        workers: &Workers,
+    ) -> Result<Arc<LoadedFlow>, FlowError> {
+        let name: Arc<str> = stored.revision.file.flow.as_str().into();
+        let revision = stored.revision.revision;
+        let flow = Flow::new(stored.revision.file).map_err(|problems| FlowError::Invalid {
+            flow: name,
+            revision,
+            problems,
+        })?;
+        Ok(self.keep(LoadedFlow::new(flow, stored.revision.folder.map(PathBuf::from), workers)))
+    }
+
+    /// Keeps a revision; the one that is known already, if there is one in the same folder.
+    pub(crate) fn keep(&self, loaded: LoadedFlow) -> Arc<LoadedFlow> {
+        let mut known = self.known.write();
+        let of_flow = known.entry(Arc::clone(&loaded.flow.name)).or_default();
+        if let Some(kept) = of_flow.revisions.get(&loaded.flow.revision)
+            && kept.folder == loaded.folder
+        {
+            return Arc::clone(kept);
+        }
+        let revision = loaded.flow.revision.clone();
+        let loaded = Arc::new(loaded);
+        of_flow.revisions.insert(revision, Arc::clone(&loaded));
+        loaded
+    }
+
+    pub(crate) fn remember_active(&self, loaded: &Arc<LoadedFlow>, now: Instant) {
+        let mut known = self.known.write();
+        let of_flow = known.entry(Arc::clone(&loaded.flow.name)).or_default();
+        of_flow.active = Some((Arc::clone(loaded), now));
+    }
+}

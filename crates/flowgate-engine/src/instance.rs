@@ -1,0 +1,172 @@
+//! What the parts of one instance share.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use flowgate_core::event::Event;
+use flowgate_core::ids::{CommitIds, RunId};
+use flowgate_core::run::Run;
+use flowgate_store::{Claimant, Store};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, broadcast, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::attempt::Attempt;
+use crate::config::EngineConfig;
+use crate::executor::{self, worker::Workers};
+use crate::flows::Flows;
+use crate::id_map::RunMap;
+use crate::in_flight::InFlight;
+use crate::inbox::Inbox;
+use crate::logs::LogSink;
+use crate::metrics::Metrics;
+use crate::slots::Slots;
+
+/// Applied commits that a slow listener may fall behind.
+const LIVE_MAX: usize = 4_096;
+
+/// One instance.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) config: EngineConfig,
+    pub(crate) workers: Workers,
+    pub(crate) flows: Flows,
+    pub(crate) inbox: Inbox,
+    pub(crate) in_flight: InFlight,
+    pub(crate) slots: Slots,
+    pub(crate) logs: LogSink,
+    pub(crate) metrics: Metrics,
+    pub(crate) commit_ids: CommitIds,
+    /// Attempts that wait for their first poll.
+    pub(crate) ready: Ready,
+    pub(crate) waits: Waits,
+    pub(crate) live: broadcast::Sender<Arc<Applied>>,
+    pub(crate) processes: Semaphore,
+    /// Attempts and everything else that shutdown waits for.
+    pub(crate) tasks: TaskTracker,
+    /// Nothing new is begun.
+    pub(crate) stopping: CancellationToken,
+    /// Nobody waits for the store any more.
+    pub(crate) giving_up: CancellationToken,
+    http: OnceLock<Result<reqwest::Client, reqwest::Error>>,
+}
+
+/// A commit that was applied through this instance.
+#[derive(Clone, Debug)]
+pub struct Applied {
+    /// The run.
+    pub run_id: RunId,
+    /// Its record after the commit.
+    pub run: Arc<Run>,
+    /// What happened, in order; the last one has the number of the record's version.
+    pub events: Vec<Event>,
+}
+
+impl Instance {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        workers: Workers,
+        config: EngineConfig,
+        logs: LogSink,
+    ) -> Self {
+        Self {
+            store,
+            workers,
+            flows: Flows::default(),
+            inbox: Inbox::new(),
+            in_flight: InFlight::default(),
+            slots: Slots::new(config.slots),
+            logs,
+            metrics: Metrics::new(),
+            commit_ids: CommitIds::new(fastrand::u64(..)),
+            ready: Ready::default(),
+            waits: Waits::default(),
+            live: broadcast::channel(LIVE_MAX).0,
+            processes: Semaphore::new(config.process.running_max),
+            tasks: TaskTracker::new(),
+            stopping: CancellationToken::new(),
+            giving_up: CancellationToken::new(),
+            http: OnceLock::new(),
+            config,
+        }
+    }
+
+    /// This instance as a claimant of up to `slots` jobs.
+    pub(crate) fn claimant(&self, slots: usize) -> Claimant {
+        Claimant {
+            instance: self.config.instance.clone(),
+            queues: self.config.queues.clone(),
+            slots,
+            lease: self.config.lease,
+        }
+    }
+
+    pub(crate) fn http(&self) -> Result<&reqwest::Client, &reqwest::Error> {
+        self.http.get_or_init(|| executor::http::client(self.config.http)).as_ref()
+    }
+}
+
+/// Attempts that wait for their first poll.
+#[derive(Debug, Default)]
+pub(crate) struct Ready {
+    queue: Mutex<VecDeque<Arc<Attempt>>>,
+    arrived: Notify,
+}
+
+impl Ready {
+    /// Puts attempts in line, and wakes up to `pollers` of those who take them out.
+    pub(crate) fn push(&self, attempts: &mut Vec<Arc<Attempt>>, pollers: usize) {
+        let count = attempts.len();
+        self.queue.lock().extend(attempts.drain(..));
+        for _ in 0..count.min(pollers) {
+            self.arrived.notify_one();
+        }
+    }
+
+    pub(crate) fn pop(&self) -> Option<Arc<Attempt>> {
+        self.queue.lock().pop_front()
+    }
+
+    pub(crate) async fn arrived(&self) {
+        self.arrived.notified().await;
+    }
+}
+
+/// Who waits for the end of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    waiting: Mutex<RunMap<Vec<oneshot::Sender<Arc<Run>>>>>,
+}
+
+impl Waits {
+    /// Resolves with the run's record if it ends through this instance from now on.
+    pub(crate) fn wait(&self, run_id: RunId) -> oneshot::Receiver<Arc<Run>> {
+        let (done, ended) = oneshot::channel();
+        let mut waiting = self.waiting.lock();
+        let of_run = waiting.entry(run_id).or_default();
+        of_run.retain(|done| !done.is_closed());
+        of_run.push(done);
+        ended
+    }
+
+    /// Drops those of a run who no longer wait.
+    pub(crate) fn forget(&self, run_id: RunId) {
+        let mut waiting = self.waiting.lock();
+        if let Some(of_run) = waiting.get_mut(&run_id) {
+            of_run.retain(|done| !done.is_closed());
+            if of_run.is_empty() {
+                waiting.remove(&run_id);
+            }
+        }
+    }
+
+    pub(crate) fn ended(&self, run: &Arc<Run>) {
+        let of_run = self.waiting.lock().remove(&run.run_id);
+        for done in of_run.into_iter().flatten() {
+            // Whoever waited may be gone.
+            drop(done.send(Arc::clone(run)));
+        }
+    }
+}

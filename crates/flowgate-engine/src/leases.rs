@@ -1,0 +1,161 @@
+//! Keeping leases while attempts run.
+//!
+//! An attempt may settle as long as its lease holds on the store's clock. All leases of an instance
+//! are renewed in one call, every third of a lease:
+//!
+//! ```text
+//!   claim        renewal      renewal      renewal …
+//!   |---- 1/3 ----|---- 1/3 ----|---- 1/3 ----| the lease of the claim ends here
+//! ```
+//!
+//! - A renewal that failed is tried again after a tenth of the lease.
+//! - A renewal answered `Lost` stops the attempt, and its result is dropped. That is how a cancelled
+//!   run reaches the attempts of other instances.
+//! - Without an answer the attempt is trusted until a tenth before its lease must have ended, by
+//!   this host's monotonic clock; then it is stopped. That is a courtesy to the user's systems: what
+//!   makes a late result harmless is the token, not this clock.
+//! - Renewals run on a thread of their own, so handlers that block every thread of the runtime
+//!   cannot starve them.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use flowgate_store::{LeaseRef, Renewal};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::attempt::{Attempt, Stop};
+use crate::clock;
+use crate::config::Renewals;
+use crate::instance::Instance;
+
+/// Leases in one call.
+const RENEWALS_MAX: usize = 10_000;
+
+/// What renews leases, until it is stopped.
+#[derive(Debug)]
+pub(crate) struct LeaseKeeper {
+    stop: CancellationToken,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LeaseKeeper {
+    pub(crate) fn start(instance: &Arc<Instance>) -> Self {
+        let stop = CancellationToken::new();
+        let work = keep(Arc::clone(instance), stop.clone());
+        let thread = match instance.config.renewals {
+            Renewals::OnRuntime => {
+                instance.tasks.spawn(work);
+                None
+            }
+            Renewals::OwnThread => {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .expect("a host that runs flowgate can make a timer");
+                let thread = std::thread::Builder::new()
+                    .name("flowgate-leases".to_owned())
+                    .spawn(move || runtime.block_on(work))
+                    .expect("a host that runs flowgate can start a thread");
+                Some(thread)
+            }
+        };
+        Self { stop, thread }
+    }
+
+    /// Stops renewing, without waiting for the thread.
+    pub(crate) fn cancel(&self) {
+        self.stop.cancel();
+    }
+
+    /// Stops renewing and waits for the thread.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        if let Some(thread) = self.thread {
+            let joined = tokio::task::spawn_blocking(move || thread.join()).await;
+            if !matches!(joined, Ok(Ok(()))) {
+                tracing::error!("the thread that renews leases panicked");
+            }
+        }
+    }
+}
+
+async fn keep(instance: Arc<Instance>, stop: CancellationToken) {
+    let interval = instance.config.lease / 3;
+    let mut wait = interval;
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(wait) => {}
+        }
+        let attempts = instance.in_flight.attempts();
+        let now = clock::now();
+        report_long_ones(&attempts, instance.config.started_after, now);
+        // What began just now is renewed the next time.
+        let due: Vec<_> =
+            attempts.into_iter().filter(|a| a.unheld_for(now) >= interval / 2).collect();
+        wait = interval;
+        for batch in due.chunks(RENEWALS_MAX) {
+            if !renew(&instance, batch, interval).await {
+                wait = instance.config.lease / 10;
+            }
+        }
+        stop_untrusted(&instance, &due);
+    }
+}
+
+/// A handler that blocks in its first poll cannot arm the timer that says it runs.
+fn report_long_ones(attempts: &[Arc<Attempt>], started_after: Duration, now: Instant) {
+    let is_long = |a: &&Arc<Attempt>| now.saturating_duration_since(a.began) >= started_after;
+    attempts.iter().filter(is_long).for_each(|attempt| attempt.report_started());
+}
+
+/// Renews leases; false if the store did not answer.
+async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], wait_max: Duration) -> bool {
+    let leases: Vec<LeaseRef> = attempts.iter().map(|attempt| attempt.lease()).collect();
+    let asked = clock::now();
+    let call = instance.store.renew(&leases, instance.config.lease);
+    let renewals = match tokio::time::timeout(wait_max, call).await {
+        Ok(Ok(renewals)) => renewals,
+        Ok(Err(error)) => {
+            instance.metrics.store_errors.increment(1);
+            tracing::warn!(%error, leases = leases.len(), "leases could not be renewed");
+            return false;
+        }
+        Err(_) => {
+            instance.metrics.store_errors.increment(1);
+            tracing::warn!(leases = leases.len(), "the renewal of leases was not answered in time");
+            return false;
+        }
+    };
+    for (attempt, renewal) in attempts.iter().zip(renewals) {
+        match renewal {
+            Renewal::Held(_) => attempt.note_held(asked),
+            // The commit that ends the attempt may be what ended the lease: the committer knows.
+            Renewal::Lost if attempt.is_over() => {}
+            Renewal::Lost => lose(instance, attempt),
+        }
+    }
+    true
+}
+
+fn stop_untrusted(instance: &Instance, attempts: &[Arc<Attempt>]) {
+    let lease = instance.config.lease;
+    let trusted_for = lease - lease / 10;
+    let now = clock::now();
+    for attempt in attempts {
+        if attempt.unheld_for(now) >= trusted_for && !attempt.is_over() {
+            lose(instance, attempt);
+        }
+    }
+}
+
+fn lose(instance: &Instance, attempt: &Attempt) {
+    if instance.in_flight.forget(attempt.lease()).is_some() {
+        instance.metrics.leases_lost.increment(1);
+        let run_id = attempt.claimed.run.run_id;
+        tracing::warn!(%run_id, step = %attempt.step().name, "the lease of an attempt was lost");
+    }
+    attempt.stop(Stop::LeaseLost);
+}

@@ -1,0 +1,475 @@
+//! An instance as its callers see it, from its start to its shutdown.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::decide::{self, Report, Start};
+use flowgate_core::event::StoredEvent;
+use flowgate_core::flow::Flow;
+use flowgate_core::ids::{Revision, RunId};
+use flowgate_core::limits;
+use flowgate_core::payload::Payload;
+use flowgate_core::run::Run;
+use flowgate_store::{NewRevision, RunDetail, Store};
+use tokio::sync::{broadcast, oneshot};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::attempt::{Ending, Stop};
+use crate::backoff::jittered;
+use crate::committer::Committer;
+use crate::config::{ConfigError, EngineConfig};
+use crate::error::{CommitError, EngineError};
+use crate::executor::worker::Workers;
+use crate::flows::LoadedFlow;
+use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
+use crate::instance::{Applied, Instance};
+use crate::leases::LeaseKeeper;
+use crate::{clock, housekeeping, logs, worker};
+
+/// A running instance. Clones are handles of the same one.
+///
+/// Whoever started it calls [`Engine::shutdown`]: then nothing is burnt and nothing is lost. When
+/// the last handle goes away without it, the instance stops as if its process had ended.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    instance: Arc<Instance>,
+    parts: tokio::sync::Mutex<Option<Parts>>,
+    logs_closed: CancellationToken,
+}
+
+/// What a shutdown takes apart.
+#[derive(Debug)]
+struct Parts {
+    committer: JoinHandle<()>,
+    log_writer: JoinHandle<()>,
+    leases: LeaseKeeper,
+}
+
+/// A start.
+#[derive(Clone, Debug)]
+pub struct StartRequest {
+    /// The payload of the entry step.
+    pub input: Payload,
+    /// The same key for the same flow gives the same run.
+    pub key: Option<Arc<str>>,
+    /// Labels for finding the run again.
+    pub tags: BTreeMap<Arc<str>, Arc<str>>,
+    /// The run's id, for a caller who must know it before; not together with a key.
+    pub run_id: Option<RunId>,
+}
+
+impl StartRequest {
+    /// A start with this input and nothing else.
+    pub fn new(input: Payload) -> Self {
+        Self { input, key: None, tags: BTreeMap::new(), run_id: None }
+    }
+}
+
+/// A run that was started, now or before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// The run.
+    pub run_id: RunId,
+    /// Whether an earlier start with the same key, or id, had begun it.
+    pub existing: bool,
+}
+
+/// The flow to start: by name its active revision, or exactly this one.
+#[derive(Clone, Copy, Debug)]
+pub enum FlowRef<'a> {
+    /// The revision that was registered last.
+    Active(&'a str),
+    /// This revision, which must be registered too.
+    Exact(&'a Flow),
+}
+
+impl<'a> From<&'a str> for FlowRef<'a> {
+    fn from(name: &'a str) -> Self {
+        Self::Active(name)
+    }
+}
+
+impl<'a> From<&'a Flow> for FlowRef<'a> {
+    fn from(flow: &'a Flow) -> Self {
+        Self::Exact(flow)
+    }
+}
+
+impl Engine {
+    /// Starts an instance on the current runtime.
+    pub fn start(
+        store: Arc<dyn Store>,
+        workers: Workers,
+        config: EngineConfig,
+    ) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let (sink, writer) = logs::channel();
+        let instance = Arc::new(Instance::new(store, workers, config, sink));
+        let tasks = &instance.tasks;
+        let pollers = tokio::runtime::Handle::current().metrics().num_workers();
+        for _ in 0..pollers {
+            tasks.spawn(worker::poll(Arc::clone(&instance)));
+        }
+        let committer = tasks.spawn(Committer::new(Arc::clone(&instance), pollers).run());
+        tasks.spawn(worker::claim(Arc::clone(&instance), pollers));
+        tasks.spawn(housekeeping::sweep(Arc::clone(&instance)));
+        tasks.spawn(housekeeping::reconcile(Arc::clone(&instance)));
+        let logs_closed = CancellationToken::new();
+        let (log_store, closed) = (Arc::clone(&instance.store), logs_closed.clone());
+        let log_writer = tasks.spawn(async move {
+            writer.run(&*log_store, closed.cancelled()).await;
+        });
+        let leases = LeaseKeeper::start(&instance);
+        let parts = tokio::sync::Mutex::new(Some(Parts { committer, log_writer, leases }));
+        tracing::info!(instance = %instance.config.instance, store = instance.store.kind(), "started");
+        Ok(Self { inner: Arc::new(Inner { instance, parts, logs_closed }) })
+    }
+
+    fn instance(&self) -> &Arc<Instance> {
+        &self.inner.instance
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &EngineConfig {
+        &self.instance().config
+    }
+
+    /// Its store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.instance().store
+    }
+
+    /// Keeps a revision of a flow; new runs start on it. Its programs start in `folder`.
+    pub async fn register(&self, flow: &Flow, folder: Option<PathBuf>) -> Result<(), EngineError> {
+        let instance = self.instance();
+        let text = folder.as_ref().map(|folder| folder.to_string_lossy().into_owned());
+        let revision = NewRevision {
+            revision: flow.revision.clone(),
+            file: flow.file.clone(),
+            folder: text,
+        };
+        instance.store.register_flow(revision).await?;
+        let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
+        let loaded = instance.flows.keep(loaded);
+        instance.flows.remember_active(&loaded, clock::now());
+        Ok(())
+    }
+
+    /// Starts a run. The answer means that it is stored.
+    pub async fn start_run<'a>(
+        &self,
+        flow: impl Into<FlowRef<'a>>,
+        request: StartRequest,
+    ) -> Result<Started, EngineError> {
+        let flow = self.flow(flow.into()).await?;
+        let start = new_start(&flow.flow, request)?;
+        self.begin(flow, start).await
+    }
+
+    /// Starts a run and returns its record when it has ended.
+    pub async fn run_to_end<'a>(
+        &self,
+        flow: impl Into<FlowRef<'a>>,
+        request: StartRequest,
+    ) -> Result<Arc<Run>, EngineError> {
+        let flow = self.flow(flow.into()).await?;
+        let start = new_start(&flow.flow, request)?;
+        let run_id = start.run_id;
+        // Listening from before the start, it needs no read.
+        let ended = self.instance().waits.wait(run_id);
+        let started = self.begin(flow, start).await;
+        let outcome = match started {
+            Ok(started) if started.existing => self.wait(run_id).await.map(|d| d.row.run),
+            Ok(_) => tokio::select! {
+                run = ended => run.map_err(|_| EngineError::Closed),
+                // It may end on another instance.
+                detail = self.wait_polling(run_id) => detail.map(|detail| detail.row.run),
+            },
+            Err(error) => Err(error),
+        };
+        self.instance().waits.forget(run_id);
+        outcome
+    }
+
+    /// Sends a run a signal.
+    pub async fn signal(
+        &self,
+        run_id: RunId,
+        signal: &str,
+        data: Payload,
+    ) -> Result<Arc<Run>, EngineError> {
+        self.report(run_id, Report::Signal { signal: signal.into(), data }).await
+    }
+
+    /// Ends a run: its queued jobs at once, its running attempts as soon as they can be told.
+    pub async fn cancel(&self, run_id: RunId, reason: Option<&str>) -> Result<Arc<Run>, EngineError> {
+        self.report(run_id, Report::Cancel { reason: reason.map(Into::into) }).await
+    }
+
+    /// Tries a finished run again, as a new run: what did not succeed and all that follows from it,
+    /// or the step `from` and all that follows from that.
+    pub async fn retry(&self, run_id: RunId, from: Option<&str>) -> Result<Started, EngineError> {
+        let instance = self.instance();
+        let seed = self.seed(run_id).await?;
+        let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
+        let log = self.whole_log(run_id).await?;
+        let new_id = RunId(uuid::Uuid::now_v7());
+        let commit_id = instance.commit_ids.next();
+        let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
+            .map_err(EngineError::Rejected)?;
+        let (reply, answer) = oneshot::channel();
+        instance.inbox.push(Inbound::Start(Box::new(NewRun {
+            flow: seed.flow,
+            origin: Origin::Retry(Box::new(commit)),
+            commit_id,
+            reply,
+            decided: None,
+        })));
+        self.answered(new_id, answer).await?;
+        Ok(Started { run_id: new_id, existing: false })
+    }
+
+    /// Returns when the run has ended, on whichever instance.
+    pub async fn wait(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
+        let ended = self.instance().waits.wait(run_id);
+        let detail = tokio::select! {
+            detail = self.wait_polling(run_id) => detail,
+            Ok(_) = ended => self.wait_polling(run_id).await,
+        };
+        self.instance().waits.forget(run_id);
+        detail
+    }
+
+    /// What is committed through this instance from now on. A listener that falls far behind
+    /// misses the oldest, and is told.
+    pub fn events(&self) -> broadcast::Receiver<Arc<Applied>> {
+        self.instance().live.subscribe()
+    }
+
+    /// Whether nothing is in flight on this instance.
+    pub fn is_idle(&self) -> bool {
+        let instance = self.instance();
+        instance.slots.taken() == 0 && instance.in_flight.is_empty() && instance.inbox.is_empty()
+    }
+
+    /// Returns when every log line so far is in the store.
+    pub async fn flush_logs(&self) {
+        self.instance().logs.flush().await;
+    }
+
+    /// Stops gracefully: claims nothing more, lets attempts finish within the grace while their
+    /// leases are kept, hands the rest back without burning an attempt, and returns when nothing of
+    /// the instance runs any more.
+    pub async fn shutdown(&self) {
+        let mut parts = self.inner.parts.lock().await;
+        let Some(parts) = parts.take() else { return };
+        let instance = self.instance();
+        let grace = instance.config.shutdown_grace;
+        instance.stopping.cancel();
+        if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
+            hand_back(instance).await;
+        }
+        instance.inbox.close();
+        let mut committer = parts.committer;
+        if tokio::time::timeout(grace, &mut committer).await.is_err() {
+            tracing::warn!("the store did not take the last commits; leases end by themselves");
+            instance.giving_up.cancel();
+            drop(committer.await);
+        }
+        instance.giving_up.cancel();
+        parts.leases.stop().await;
+        self.inner.logs_closed.cancel();
+        drop(parts.log_writer.await);
+        instance.tasks.close();
+        if tokio::time::timeout(Duration::from_secs(1), instance.tasks.wait()).await.is_err() {
+            tracing::warn!(tasks = instance.tasks.len(), "handlers that do not stop are left behind");
+        }
+        tracing::info!(instance = %instance.config.instance, "stopped");
+    }
+
+    async fn flow(&self, flow: FlowRef<'_>) -> Result<Arc<LoadedFlow>, EngineError> {
+        let Instance { flows, store, workers, .. } = &**self.instance();
+        match flow {
+            FlowRef::Active(name) => {
+                let active = flows.active(&**store, workers, name).await;
+                active.map_err(EngineError::Flow)?.ok_or_else(|| EngineError::NoFlow(name.into()))
+            }
+            FlowRef::Exact(flow) => {
+                let pinned: (&Arc<str>, &Revision) = (&flow.name, &flow.revision);
+                flows.load(&**store, workers, pinned).await.map_err(EngineError::Flow)
+            }
+        }
+    }
+
+    async fn begin(&self, flow: Arc<LoadedFlow>, start: Start) -> Result<Started, EngineError> {
+        let instance = self.instance();
+        let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
+        let (key, input) = (start.key.clone(), start.input.clone());
+        let decided = Some(decide::start(&flow.flow, &start, commit_id));
+        let (reply, answer) = oneshot::channel();
+        let origin = Origin::Start(start);
+        let new_run = NewRun { flow, origin, commit_id, reply, decided };
+        instance.inbox.push(Inbound::Start(Box::new(new_run)));
+        match self.answer(answer).await {
+            Ok(_) => Ok(Started { run_id, existing: false }),
+            Err(CommitError::RunExists) => self.existing(run_id, key, &input).await,
+            Err(error) => Err(EngineError::of_commit(error, run_id)),
+        }
+    }
+
+    /// The run that an earlier start began, if that start was the same.
+    async fn existing(
+        &self,
+        run_id: RunId,
+        key: Option<Arc<str>>,
+        input: &Payload,
+    ) -> Result<Started, EngineError> {
+        let first = self.store().read_events(run_id, 0, 1).await?;
+        let is_same = first.first().is_none_or(|first| {
+            let before = first.event.payload();
+            before == *input || before.value() == input.value()
+        });
+        if is_same {
+            return Ok(Started { run_id, existing: true });
+        }
+        let key = key.unwrap_or_else(|| run_id.to_string().into());
+        Err(EngineError::KeyConflict { key, run_id })
+    }
+
+    async fn report(&self, run_id: RunId, report: Report) -> Result<Arc<Run>, EngineError> {
+        let seed = self.seed(run_id).await?;
+        let (reply, answer) = oneshot::channel();
+        let item =
+            Item { run_id, report, attempt: None, seed: Some(Box::new(seed)), reply: Some(reply) };
+        self.instance().inbox.push(Inbound::Report(item));
+        self.answered(run_id, answer).await
+    }
+
+    async fn seed(&self, run_id: RunId) -> Result<Seed, EngineError> {
+        let instance = self.instance();
+        let found = instance.store.read_run(run_id).await?;
+        let run = found.ok_or(EngineError::NoRun(run_id))?.row.run;
+        let pinned = (&run.flow, &run.revision);
+        let flow = instance.flows.load(&*instance.store, &instance.workers, pinned).await;
+        Ok(Seed { flow: flow.map_err(EngineError::Flow)?, run })
+    }
+
+    async fn answered(
+        &self,
+        run_id: RunId,
+        answer: oneshot::Receiver<Result<Arc<Run>, CommitError>>,
+    ) -> Result<Arc<Run>, EngineError> {
+        self.answer(answer).await.map_err(|error| EngineError::of_commit(error, run_id))
+    }
+
+    async fn answer(
+        &self,
+        answer: oneshot::Receiver<Result<Arc<Run>, CommitError>>,
+    ) -> Result<Arc<Run>, CommitError> {
+        tokio::select! {
+            biased;
+            answer = answer => answer.unwrap_or(Err(CommitError::Closed)),
+            () = self.instance().giving_up.cancelled() => Err(CommitError::Closed),
+        }
+    }
+
+    async fn whole_log(&self, run_id: RunId) -> Result<Vec<StoredEvent>, EngineError> {
+        let mut log: Vec<StoredEvent> = Vec::new();
+        loop {
+            let after = log.last().map_or(0, |event| event.seq);
+            let page = self.store().read_events(run_id, after, limits::PAGE_MAX).await?;
+            if page.is_empty() {
+                return Ok(log);
+            }
+            log.extend(page);
+        }
+    }
+
+    /// Reads a run, less and less often, until it has ended.
+    async fn wait_polling(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
+        let poll_max = self.config().poll_max;
+        let mut pause = Duration::from_millis(100).min(poll_max);
+        loop {
+            match self.store().read_run(run_id).await {
+                Ok(None) => return Err(EngineError::NoRun(run_id)),
+                Ok(Some(detail)) if detail.row.run.status.is_terminal() => return Ok(detail),
+                Ok(Some(_)) => {}
+                Err(error) if error.is_transient() => {}
+                Err(error) => return Err(error.into()),
+            }
+            tokio::time::sleep(jittered(pause)).await;
+            pause = (pause * 2).min(poll_max);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.instance.stopping.cancel();
+        self.instance.giving_up.cancel();
+        self.instance.inbox.close();
+        self.logs_closed.cancel();
+        if let Some(parts) = self.parts.get_mut() {
+            parts.leases.cancel();
+        }
+    }
+}
+
+/// Ends what did not finish within the grace and gives the jobs back.
+async fn hand_back(instance: &Instance) {
+    let attempts = instance.in_flight.attempts();
+    tracing::info!(attempts = attempts.len(), "handing back what did not finish in time");
+    attempts.iter().for_each(|attempt| attempt.stop(Stop::Shutdown));
+    let grace = instance.config.process.kill_grace + Duration::from_millis(500);
+    if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
+        // Handlers that block: their jobs go back, and what they may still report is dropped.
+        for attempt in instance.in_flight.attempts() {
+            attempt.end(Ending::Stopped(Stop::Shutdown));
+        }
+    }
+}
+
+fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
+    let StartRequest { input, key, tags, run_id } = request;
+    if let Some(key) = &key
+        && (key.is_empty() || key.len() > limits::KEY_BYTES_MAX || key.contains('\0'))
+    {
+        let max = limits::KEY_BYTES_MAX;
+        return Err(EngineError::Invalid(format!("a key has 1 to {max} bytes and no NUL")));
+    }
+    if tags.len() > limits::TAGS_MAX {
+        let (count, max) = (tags.len(), limits::TAGS_MAX);
+        return Err(EngineError::Invalid(format!("the start has {count} tags; the limit is {max}")));
+    }
+    let is_short = |text: &Arc<str>| text.len() <= limits::NAME_BYTES_MAX && !text.contains('\0');
+    if !tags.iter().all(|(name, value)| !name.is_empty() && is_short(name) && is_short(value)) {
+        let max = limits::NAME_BYTES_MAX;
+        return Err(EngineError::Invalid(format!("a tag and its value have at most {max} bytes")));
+    }
+    let run_id = match (&key, run_id) {
+        (Some(key), None) => RunId::derived(&flow.name, key),
+        (None, Some(run_id)) => run_id,
+        (None, None) => RunId(uuid::Uuid::now_v7()),
+        (Some(_), Some(_)) => {
+            let message = "a start has a key or a run id, not both: the key gives the run its id";
+            return Err(EngineError::Invalid(message.to_owned()));
+        }
+    };
+    Ok(Start { run_id, input, key, tags })
+}
+
+fn step_index(flow: &Flow, name: &str) -> Result<flowgate_core::ids::StepIndex, EngineError> {
+    flow.step_index(name).ok_or_else(|| {
+        let known: Vec<&str> = flow.steps.iter().map(|step| &*step.name).collect();
+        let known = format!("`{}`", known.join("`, `"));
+        EngineError::NoStep { step: name.to_owned(), known }
+    })
+}

@@ -1,0 +1,168 @@
+//! From due jobs to attempts.
+//!
+//! The claimer takes jobs from the store while slots are free. When the store has no more it waits
+//! to be woken; when it may have more it waits for a slot. Pollers take attempts in line and poll
+//! each once: an attempt that ends in that poll costs no task. A handler that blocks in its first
+//! poll holds up one poller; the others take what is behind it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::commit::{Claimed, JobKind};
+use flowgate_core::decide::Report;
+use flowgate_core::event::ErrorKind;
+use flowgate_core::limits::{CLAIM_BATCH_MAX, LOST_MAX};
+use flowgate_store::StoreError;
+
+use crate::attempt::{Attempt, Ending};
+use crate::backoff::{Backoff, jittered};
+use crate::instance::Instance;
+use crate::{clock, executor};
+
+/// First polls in a row before a poller lets others have the thread.
+const POLLS_IN_A_ROW: u32 = 64;
+/// A first poll this long has held others up for long enough.
+const POLL_LONG: Duration = Duration::from_micros(200);
+
+/// Claims due jobs until the instance stops.
+pub(crate) async fn claim(instance: Arc<Instance>, pollers: usize) {
+    let stopping = instance.stopping.clone();
+    let mut backoff = backoff();
+    while !stopping.is_cancelled() {
+        let Err(error) = claim_some(&instance, pollers).await else {
+            backoff = self::backoff();
+            continue;
+        };
+        instance.metrics.store_errors.increment(1);
+        if backoff.tries() == 0 {
+            tracing::warn!(%error, "the store hands out no jobs; trying on");
+        }
+        tokio::select! {
+            () = stopping.cancelled() => {}
+            () = backoff.wait() => {}
+        }
+    }
+}
+
+fn backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(20), Duration::from_secs(2))
+}
+
+/// Claims what is due and begins it, or waits until something may be due.
+///
+/// Only the waits end when the instance stops: a claim that is under way may have been granted.
+async fn claim_some(instance: &Arc<Instance>, pollers: usize) -> Result<(), StoreError> {
+    let stopping = &instance.stopping;
+    tokio::select! {
+        biased;
+        () = stopping.cancelled() => return Ok(()),
+        () = instance.slots.any_free() => {}
+    }
+    let slots = Reserved::take(instance);
+    if slots.count == 0 {
+        return Ok(());
+    }
+    let claimed = instance.store.claim(&instance.claimant(slots.count)).await?;
+    instance.slots.set_behind(claimed.len() == slots.count);
+    let is_empty = claimed.is_empty();
+    begin(instance, claimed, slots, pollers).await;
+    if !is_empty {
+        return Ok(());
+    }
+    let wait_max = jittered(instance.config.poll_max);
+    tokio::select! {
+        biased;
+        () = stopping.cancelled() => Ok(()),
+        due = instance.store.wait_due(&instance.config.queues, wait_max) => due,
+    }
+}
+
+/// Slots that nothing runs in yet; given back when dropped.
+struct Reserved<'a> {
+    instance: &'a Instance,
+    count: usize,
+}
+
+impl<'a> Reserved<'a> {
+    fn take(instance: &'a Instance) -> Self {
+        Self { instance, count: instance.slots.take(CLAIM_BATCH_MAX) }
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.instance.slots.free(self.count);
+    }
+}
+
+/// Begins what was claimed. Each attempt takes over one of the reserved slots.
+async fn begin(
+    instance: &Arc<Instance>,
+    claimed: Vec<Claimed>,
+    mut slots: Reserved<'_>,
+    pollers: usize,
+) {
+    let now = clock::now();
+    let mut attempts = Vec::with_capacity(claimed.len());
+    for claimed in claimed {
+        let pinned = (&claimed.run.flow, &claimed.run.revision);
+        match instance.flows.load(&*instance.store, &instance.workers, pinned).await {
+            Ok(flow) => attempts.push(Attempt::new(instance, &flow, claimed, now)),
+            Err(error) => {
+                // The lease is not renewed, so the job is due again when it ends.
+                let run_id = claimed.run.run_id;
+                tracing::error!(%run_id, %error, "a job cannot be executed; it is left for later");
+            }
+        }
+    }
+    instance.in_flight.add(&attempts);
+    attempts.retain(|attempt| match attempt.claimed.job.kind {
+        JobKind::Timer => {
+            attempt.end_once();
+            let report = Report::TimerDue(attempt.for_rules());
+            instance.inbox.report(Arc::clone(attempt), report, None);
+            false
+        }
+        JobKind::Execute => true,
+    });
+    slots.count -= attempts.len();
+    drop(slots);
+    attempts.retain(|attempt| !end_if_lost_too_often(attempt));
+    instance.ready.push(&mut attempts, pollers);
+}
+
+/// A step that ends its process each time must not do so for ever.
+fn end_if_lost_too_often(attempt: &Arc<Attempt>) -> bool {
+    let claimed = &attempt.claimed;
+    let unlogged = u32::try_from(claimed.lost.len()).unwrap_or(u32::MAX);
+    let lost = claimed.run.step(claimed.job.job_id.step).lost.saturating_add(unlogged);
+    if lost <= LOST_MAX {
+        return false;
+    }
+    let message = format!("the lease of the step was lost {lost} times; the limit is {LOST_MAX}");
+    Arc::clone(attempt).end(Ending::failed(ErrorKind::Lost, &message));
+    true
+}
+
+/// Begins attempts in line until `instance` has nothing in flight any more.
+pub(crate) async fn poll(instance: Arc<Instance>) {
+    let done = instance.giving_up.clone();
+    let mut polls = 0;
+    loop {
+        let Some(attempt) = instance.ready.pop() else {
+            polls = 0;
+            tokio::select! {
+                biased;
+                () = instance.ready.arrived() => continue,
+                () = done.cancelled() => return,
+            }
+        };
+        let before = clock::now();
+        executor::begin(attempt);
+        polls += 1;
+        if polls >= POLLS_IN_A_ROW || clock::now() - before > POLL_LONG {
+            polls = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
