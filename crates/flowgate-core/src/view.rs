@@ -213,9 +213,11 @@ fn open_step(flow: &Flow, standing: &Standing<'_>, index: StepIndex, now: Timest
 
 fn waiting(wait: &Wait, job: Option<&OpenJob>) -> Cause {
     match wait {
-        Wait::Signal { signal, .. } => {
-            Cause::Signal { signal: Arc::clone(signal), until: job.map(|job| job.due_at) }
-        }
+        Wait::Signal { signal, matches, .. } => Cause::Signal {
+            signal: Arc::clone(signal),
+            matches: matches.clone(),
+            until: job.map(|job| job.due_at),
+        },
         Wait::Delay(_) | Wait::Until(_) => match job {
             Some(job) => Cause::Timer { due_at: job.due_at },
             None => Cause::Unknown {},
@@ -334,14 +336,17 @@ pub struct Brief(pub Duration);
 impl fmt::Display for Brief {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = self.0.as_millis();
+        let two = |first: u128, unit: &str, second: u128, unit_below: &str| match second {
+            0 => format!("{first}{unit}"),
+            _ => format!("{first}{unit}{second:02}{unit_below}"),
+        };
         let text = match ms {
             0..1_000 => format!("{ms}ms"),
+            1_000..60_000 if ms % 1_000 < 100 => format!("{}s", ms / 1_000),
             1_000..60_000 => format!("{}.{}s", ms / 1_000, ms % 1_000 / 100),
-            60_000..3_600_000 => format!("{}m{:02}s", ms / 60_000, ms % 60_000 / 1_000),
-            3_600_000..86_400_000 => {
-                format!("{}h{:02}m", ms / 3_600_000, ms % 3_600_000 / 60_000)
-            }
-            _ => format!("{}d{:02}h", ms / 86_400_000, ms % 86_400_000 / 3_600_000),
+            60_000..3_600_000 => two(ms / 60_000, "m", ms % 60_000 / 1_000, "s"),
+            3_600_000..86_400_000 => two(ms / 3_600_000, "h", ms % 3_600_000 / 60_000, "m"),
+            _ => two(ms / 86_400_000, "d", ms % 86_400_000 / 3_600_000, "h"),
         };
         f.pad(&text)
     }

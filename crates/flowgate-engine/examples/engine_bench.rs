@@ -25,9 +25,8 @@ async fn main() -> anyhow::Result<()> {
     let seconds = args.next().map_or(Ok(3), |text| text.parse())?;
     let shapes = [("chain of 5", chain(5), 5), ("diamond", diamond(), 4), ("single", chain(1), 1)];
     for (name, file, steps) in shapes {
-        let flow = Flow::new(serde_json::from_value(file)?).map_err(|problems| {
-            anyhow::anyhow!("the flow is not valid: {problems:?}")
-        })?;
+        let flow = Flow::new(serde_json::from_value(file)?)
+            .map_err(|problems| anyhow::anyhow!("the flow is not valid: {problems:?}"))?;
         measure(name, open(&store)?, &flow, steps, Duration::from_secs(seconds)).await?;
     }
     Ok(())

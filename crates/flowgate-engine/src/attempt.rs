@@ -277,7 +277,9 @@ impl Attempt {
             return;
         }
         let dropped = self.lines_dropped.swap(0, Ordering::Relaxed);
-        let text = format!("{dropped} log lines were dropped here: they came faster than the store takes them");
+        let text = format!(
+            "{dropped} log lines were dropped here: they came faster than the store takes them"
+        );
         if !self.instance.logs.write(self.line(LogLevel::Warn, &text)) {
             self.lines_dropped.fetch_add(dropped, Ordering::Relaxed);
         }

@@ -233,12 +233,7 @@ pub(crate) fn state_set(attempt: &Attempt, key: &str, value: Payload) -> Result<
     taken(added, count, "state values", limits::STATE_KEYS_MAX)
 }
 
-fn taken(
-    added: bool,
-    count: usize,
-    what: &'static str,
-    max: usize,
-) -> Result<(), ContextError> {
+fn taken(added: bool, count: usize, what: &'static str, max: usize) -> Result<(), ContextError> {
     if !added {
         return Err(ContextError::Over);
     }

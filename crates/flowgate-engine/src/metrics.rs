@@ -23,10 +23,9 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let steps = |outcome: &'static str| metrics::counter!("flowgate_steps_total", "outcome" => outcome);
-        let refused = |guard: &'static str| {
-            metrics::counter!("flowgate_commits_refused_total", "guard" => guard)
-        };
+        let steps =
+            |outcome: &'static str| metrics::counter!("flowgate_steps_total", "outcome" => outcome);
+        let refused = |guard: &'static str| metrics::counter!("flowgate_commits_refused_total", "guard" => guard);
         Self {
             succeeded: steps("succeeded"),
             failed: steps("failed"),

@@ -151,11 +151,8 @@ impl Engine {
     pub async fn register(&self, flow: &Flow, folder: Option<PathBuf>) -> Result<(), EngineError> {
         let instance = self.instance();
         let text = folder.as_ref().map(|folder| folder.to_string_lossy().into_owned());
-        let revision = NewRevision {
-            revision: flow.revision.clone(),
-            file: flow.file.clone(),
-            folder: text,
-        };
+        let revision =
+            NewRevision { revision: flow.revision.clone(), file: flow.file.clone(), folder: text };
         instance.store.register_flow(revision).await?;
         let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
         let loaded = instance.flows.keep(loaded);
@@ -210,7 +207,11 @@ impl Engine {
     }
 
     /// Ends a run: its queued jobs at once, its running attempts as soon as they can be told.
-    pub async fn cancel(&self, run_id: RunId, reason: Option<&str>) -> Result<Arc<Run>, EngineError> {
+    pub async fn cancel(
+        &self,
+        run_id: RunId,
+        reason: Option<&str>,
+    ) -> Result<Arc<Run>, EngineError> {
         self.report(run_id, Report::Cancel { reason: reason.map(Into::into) }).await
     }
 
@@ -290,7 +291,10 @@ impl Engine {
         drop(parts.log_writer.await);
         instance.tasks.close();
         if tokio::time::timeout(Duration::from_secs(1), instance.tasks.wait()).await.is_err() {
-            tracing::warn!(tasks = instance.tasks.len(), "handlers that do not stop are left behind");
+            tracing::warn!(
+                tasks = instance.tasks.len(),
+                "handlers that do not stop are left behind"
+            );
         }
         tracing::info!(instance = %instance.config.instance, "stopped");
     }
@@ -447,7 +451,9 @@ fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
     }
     if tags.len() > limits::TAGS_MAX {
         let (count, max) = (tags.len(), limits::TAGS_MAX);
-        return Err(EngineError::Invalid(format!("the start has {count} tags; the limit is {max}")));
+        return Err(EngineError::Invalid(format!(
+            "the start has {count} tags; the limit is {max}"
+        )));
     }
     let is_short = |text: &Arc<str>| text.len() <= limits::NAME_BYTES_MAX && !text.contains('\0');
     if !tags.iter().all(|(name, value)| !name.is_empty() && is_short(name) && is_short(value)) {

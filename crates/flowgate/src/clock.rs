@@ -7,3 +7,8 @@ use std::time::Instant;
 pub(crate) fn instant() -> Instant {
     Instant::now()
 }
+
+/// The time of day here, for lines that are only shown.
+pub(crate) fn time_of_day() -> String {
+    jiff::Zoned::now().strftime("%H:%M:%S").to_string()
+}

@@ -27,6 +27,8 @@ pub(crate) enum Exit {
     Refused = 5,
     /// The user stopped it.
     Interrupted = 130,
+    /// The system stopped it.
+    Terminated = 143,
 }
 
 impl From<Exit> for ExitCode {

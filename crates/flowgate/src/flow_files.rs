@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use flowgate_core::flow::{Flow, FlowErrors};
+use flowgate_core::flow::{Flow, FlowErrors, nearest};
 use flowgate_core::limits::FLOW_FILE_BYTES_MAX;
 
 use crate::failure::{Exit, Failure};
@@ -67,6 +67,26 @@ impl LoadError {
             }
         }
     }
+}
+
+/// Whether `text` can only be meant as a file, not as the name of a flow.
+pub(crate) fn is_path(text: &str) -> bool {
+    text.contains('/') || may_be_flow(Path::new(text))
+}
+
+/// What to say about a flow file that is not there.
+pub(crate) fn missing(path: &Path) -> Failure {
+    let name = path.display().to_string();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let beside = in_folder(folder.unwrap_or(Path::new("."))).unwrap_or_default();
+    let names: Vec<String> = (beside.iter())
+        .map(|path| path.strip_prefix("./").unwrap_or(path).display().to_string())
+        .collect();
+    let help = match nearest(&name, names.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean {near}?"),
+        None => "name a flow file, or a flow of `flowgate flows list`".to_owned(),
+    };
+    Failure::not_found("flow_not_found", format!("there is no file {name}")).help(help).path(name)
 }
 
 /// The files in `folder` that may hold a flow, in order of their names.

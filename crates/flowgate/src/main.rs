@@ -9,12 +9,14 @@ mod control;
 mod failure;
 mod flow_files;
 mod input;
+mod instance;
 mod logging;
 mod lookup;
 mod output;
 mod progress;
 mod record;
 mod report;
+mod signals;
 mod stores;
 
 fn main() -> ExitCode {

@@ -146,6 +146,9 @@ impl Cell {
 
 impl Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.text.is_empty() {
+            return Ok(());
+        }
         write!(f, "{}{}{:#}", self.style, self.text, self.style)
     }
 }

@@ -64,14 +64,17 @@ impl Progress {
 
     /// How to end a wait that has just begun.
     fn hint(&self, action: &Action, event: &Event) -> Option<String> {
-        let Action::Wait(Wait::Signal { signal, timeout, .. }) = action else { return None };
+        let Action::Wait(Wait::Signal { signal, timeout, matches, .. }) = action else {
+            return None;
+        };
         if !matches!(event, Event::StepWaiting { .. }) {
             return None;
         }
         let until = timeout.map(|span| format!(" for up to {}", Brief(span))).unwrap_or_default();
+        let data = serde_json::to_string(matches).expect("a map is JSON");
         Some(format!(
             "waiting for the signal `{signal}`{until}; send it from another terminal with\n  \
-             flowgate runs signal {} {signal} --data '{{}}'",
+             flowgate runs signal {} {signal} --data '{data}'",
             self.run_id
         ))
     }

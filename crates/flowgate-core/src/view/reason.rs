@@ -73,6 +73,9 @@ pub enum Cause {
     Signal {
         /// The signal.
         signal: Arc<str>,
+        /// Fields that its data must have, with these values.
+        #[serde(rename = "match")]
+        matches: serde_json::Map<String, serde_json::Value>,
         /// Until when; for ever if absent.
         until: Option<Timestamp>,
     },
@@ -138,7 +141,10 @@ impl Reason {
     pub fn remedy(&self) -> Option<String> {
         match &self.cause {
             Cause::Unowned { .. } => Some("dev".to_owned()),
-            Cause::Signal { signal, .. } => Some(format!("runs signal RUN {signal} --data '{{}}'")),
+            Cause::Signal { signal, matches, .. } => {
+                let data = serde_json::to_string(matches).expect("a map is JSON");
+                Some(format!("runs signal RUN {signal} --data '{data}'"))
+            }
             Cause::Failed { handled: false, .. } | Cause::Cancelled { .. } => {
                 Some("runs retry RUN".to_owned())
             }
@@ -186,7 +192,7 @@ impl fmt::Display for Cause {
                 write!(f, "tries again in {wait} after failure {failures} of {attempts_max}")?;
                 said(f, message.as_deref())
             }
-            Self::Signal { signal, until } => {
+            Self::Signal { signal, until, .. } => {
                 write!(f, "waits for the signal `{signal}`")?;
                 until.map_or(Ok(()), |until| write!(f, " until {until}"))
             }

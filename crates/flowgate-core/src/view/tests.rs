@@ -173,7 +173,7 @@ fn a_failed_attempt_and_a_timer_say_when_they_are_due() {
     play.check(
         &Executor::Nobody,
         &[
-            "`charge` tries again in 12.0s after failure 1 of 2: card declined",
+            "`charge` tries again in 12s after failure 1 of 2: card declined",
             "`reserve` waits for its timer, which is due at 2023-11-14T23:13:20.000Z",
             "`ship` has not started: `paid` (`charge` is queued) and `reserved` (`reserve` is \
              waiting) have not come yet",
@@ -272,6 +272,8 @@ fn a_length_of_time_has_two_units_at_most() {
         (1_240, "1.2s"),
         (61_000, "1m01s"),
         (3_660_000, "1h01m"),
+        (12_000, "12s"),
+        (7_200_000, "2h"),
         (90_000_000, "1d01h"),
     ];
     for (ms, text) in rows {

@@ -100,13 +100,10 @@ mod tests {
 
     #[tokio::test]
     async fn lines_are_split_and_cut() {
-        check(b"a\nbb\r\n\nlonger\nend", &[
-            ("a", false),
-            ("bb", false),
-            ("", false),
-            ("long", true),
-            ("end", false),
-        ])
+        check(
+            b"a\nbb\r\n\nlonger\nend",
+            &[("a", false), ("bb", false), ("", false), ("long", true), ("end", false)],
+        )
         .await;
         check(b"", &[]).await;
         check(&[b'x'; 100_000], &[("xxxx", true)]).await;

@@ -148,7 +148,8 @@ mod tests {
 
     #[test]
     fn any_other_line_is_a_log_line() {
-        let lines = ["", "done", "{", "{}", "[1]", r#"{"level":"info"}"#, r#"{"log":{"file":"x"}}"#];
+        let lines =
+            ["", "done", "{", "{}", "[1]", r#"{"level":"info"}"#, r#"{"log":{"file":"x"}}"#];
         for line in lines {
             assert_eq!(read(line), Ok(Line::Text), "{line}");
         }
@@ -156,7 +157,8 @@ mod tests {
 
     #[test]
     fn a_message_of_the_wrong_shape_is_refused() {
-        for line in [r#"{"emit":1}"#, r#"{"state":1}"#, r#"{"fail":[]}"#, r#"{"fail":"a","retry":1}"#]
+        for line in
+            [r#"{"emit":1}"#, r#"{"state":1}"#, r#"{"fail":[]}"#, r#"{"fail":"a","retry":1}"#]
         {
             assert!(read(line).is_err(), "{line}");
         }

@@ -1,12 +1,357 @@
 //! `flowgate dev`.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowgate_core::event::Event;
+use flowgate_core::flow::{Action, Wait};
+use flowgate_core::ids::RunId;
+use flowgate_core::run::RunStatus;
+use flowgate_core::view::Brief;
+use flowgate_engine::Applied;
+use flowgate_store::RunQuery;
+use notify::{RecursiveMode, Watcher};
+use serde_json::json;
+use tokio::sync::mpsc;
+
 use super::App;
-use crate::failure::{Exit, Outcome};
-/// a
+use crate::clock;
+use crate::config::{StoreUrl, Synchronous};
+use crate::failure::{Failure, Outcome};
+use crate::flow_files::{self, LoadError};
+use crate::instance::{Instance, Work, worker_steps};
+use crate::output::{Cell, shortened};
+use crate::signals::Stop;
+
+/// How long a folder must be quiet before it is read again: editors save in several steps.
+const QUIET: Duration = Duration::from_millis(60);
+/// Open runs that are counted; more are shown as this many and a plus.
+const OPEN_COUNTED_MAX: usize = 1_000;
+/// Letters of a run's id that tell it from others here.
+const SHORT_ID: usize = 13;
+
+/// Serves a folder.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Loads every flow file (*.yaml, *.yml, *.json with `flow` and `steps`) in the folder, executes their
+runs and goes on with every open run in the store. A saved file becomes the active revision at once;
+runs stay on the revision that they started on. A broken file is reported, and the last good revision
+stays active. Ctrl-C stops gracefully; nothing is lost.
+
+While it runs, from another terminal:
+  flowgate runs start order --input '{\"orderId\": 7}'
+  flowgate runs watch latest
+
+Examples:
+  flowgate dev
+  flowgate dev flows --store sqlite:dev.db")]
 pub(crate) struct Args {
-    #[arg(long)]
+    /// The folder with the flow files
+    #[arg(default_value = ".", value_name = "DIR")]
+    folder: PathBuf,
+    /// Attempts at the same time [default: 256]
+    #[arg(long, value_name = "N")]
     pub(crate) concurrency: Option<usize>,
 }
-pub(crate) async fn run(_app: App, _args: Args) -> Outcome {
-    Ok(Exit::Done)
+
+pub(crate) async fn run(app: App, args: Args) -> Outcome {
+    let began = clock::instant();
+    let mut stop = Stop::listen()?;
+    let (changed, mut changes) = mpsc::channel(1);
+    let _watcher = watch(&args.folder, changed)?;
+    let instance = Instance::open(&app, Work::Everything).await?;
+    let mut news = instance.news();
+    let mut folder = Folder { path: args.folder, known: HashMap::new() };
+    folder.read(&app, &instance).await?;
+    greet(&app, &instance, &folder, began).await?;
+    let mut lines = Lines { app: &app, instance: &instance, began: HashMap::new() };
+    let exit = loop {
+        tokio::select! {
+            exit = stop.next() => break exit,
+            Some(()) = changes.recv() => {
+                settle(&mut changes).await;
+                folder.read(&app, &instance).await?;
+            }
+            applied = news.next() => match applied {
+                Ok(applied) => lines.tell(&applied).await?,
+                Err(missed) => app.output.warning(format_args!(
+                    "{missed} changes went by too fast to be shown; see `flowgate runs list`"
+                )),
+            },
+        }
+    };
+    let grace = Brief(app.config.shutdown_grace);
+    app.output
+        .note(format_args!("stopping: attempts have {grace} to end; Ctrl-C again stops at once"));
+    tokio::select! {
+        () = instance.shutdown() => {}
+        _ = stop.next() => {}
+    }
+    app.output.note("stopped; open runs go on with the next `flowgate dev`");
+    Ok(exit)
+}
+
+/// Tells of changes in the folder.
+fn watch(folder: &Path, changed: mpsc::Sender<()>) -> Result<impl Watcher + use<>, Failure> {
+    let unwatchable = |error: notify::Error| {
+        let message = format!("cannot watch {}", folder.display());
+        let is_missing = !folder.exists();
+        let failure = if is_missing {
+            Failure::not_found("folder_not_found", message)
+        } else {
+            Failure::usage("folder_invalid", message)
+        };
+        failure.source(error).path(folder.display().to_string())
+    };
+    let tell = move |event: notify::Result<notify::Event>| {
+        let is_change = event.is_ok_and(|event| !event.kind.is_access());
+        // One that waits to be read is as good as two, so a full channel is fine.
+        if is_change && changed.try_send(()).is_err() {
+            tracing::trace!("a change is waiting to be read");
+        }
+    };
+    let mut watcher = notify::recommended_watcher(tell).map_err(unwatchable)?;
+    watcher.watch(folder, RecursiveMode::NonRecursive).map_err(unwatchable)?;
+    Ok(watcher)
+}
+
+/// Waits until nothing has changed for a while.
+async fn settle(changes: &mut mpsc::Receiver<()>) {
+    while tokio::time::timeout(QUIET, changes.recv()).await.is_ok() {}
+}
+
+/// The flow files of a folder, and what became of each when it was last read.
+struct Folder {
+    path: PathBuf,
+    known: HashMap<PathBuf, Known>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Known {
+    /// Its flow and revision are served.
+    Served { flow: Arc<str>, revision: String, steps: usize },
+    /// This is wrong with it.
+    Broken(String),
+}
+
+impl Folder {
+    /// Registers what is new and reports what is broken, each once.
+    async fn read(&mut self, app: &App, instance: &Instance) -> Result<(), Failure> {
+        let paths = flow_files::in_folder(&self.path).map_err(|error| {
+            let message = format!("cannot read {}", self.path.display());
+            Failure::usage("folder_invalid", message).source(error)
+        })?;
+        self.known.retain(|path, _| paths.contains(path));
+        for path in paths {
+            let found = match flow_files::load(&path) {
+                Ok(loaded) => {
+                    if let Some(other) = self.holder(&loaded.flow.name, &path) {
+                        Known::Broken(format!(
+                            "{}: flow `{}` is in {} already; rename one of them",
+                            path.display(),
+                            loaded.flow.name,
+                            other.display()
+                        ))
+                    } else {
+                        let known = Known::Served {
+                            flow: Arc::clone(&loaded.flow.name),
+                            revision: loaded.flow.revision.to_string(),
+                            steps: loaded.flow.steps.len(),
+                        };
+                        if self.known.get(&path) != Some(&known) {
+                            instance.register(&loaded).await?;
+                            self.announce(app, &path, &known);
+                            for (step, worker) in worker_steps(&loaded) {
+                                app.output.warning(no_worker(&loaded.flow.name, step, worker));
+                            }
+                        }
+                        known
+                    }
+                }
+                Err(LoadError::Invalid(_)) if !flow_files::claims_to_be_flow(&path) => continue,
+                Err(LoadError::Invalid(errors)) => {
+                    Known::Broken(errors.in_file(&path.display().to_string()).to_string())
+                }
+                // It was removed, or is being written; there will be another change.
+                Err(LoadError::Unreadable(_)) => continue,
+            };
+            if let Known::Broken(problem) = &found
+                && self.known.get(&path) != Some(&found)
+            {
+                app.output.warning(problem);
+            }
+            self.known.insert(path, found);
+        }
+        Ok(())
+    }
+
+    fn holder(&self, name: &str, path: &Path) -> Option<&Path> {
+        let mut others = self.known.iter().filter(|(other, _)| *other != path);
+        let found = others
+            .find(|(_, known)| matches!(known, Known::Served { flow, .. } if **flow == *name));
+        found.map(|(other, _)| other.as_path())
+    }
+
+    /// Says that a file has changed; the greeting names what was there before.
+    fn announce(&self, app: &App, path: &Path, known: &Known) {
+        let is_change = self.known.contains_key(path);
+        if let Known::Served { flow, revision, .. } = known
+            && is_change
+        {
+            app.output
+                .note(format_args!("{} `{flow}` is now revision {revision}", clock::time_of_day()));
+        }
+    }
+}
+
+/// What to say about a step that this program has no handler for.
+pub(crate) fn no_worker(flow: &str, step: &str, worker: &str) -> String {
+    format!(
+        "step `{step}` of flow `{flow}` calls the worker `{worker}`, which only a program that \
+         embeds flowgate can have; its runs wait there"
+    )
+}
+
+async fn greet(
+    app: &App,
+    instance: &Instance,
+    folder: &Folder,
+    began: Instant,
+) -> Result<(), Failure> {
+    let durable = match (&app.config.store, app.config.synchronous) {
+        (StoreUrl::Memory, _) => "runs are gone when this process ends",
+        (StoreUrl::Sqlite(_), Synchronous::Full) => {
+            "synchronous=FULL: what is accepted survives power loss"
+        }
+        (StoreUrl::Sqlite(_), Synchronous::Normal) => {
+            "synchronous=NORMAL: survives a crash; power loss may cost the last moments"
+        }
+    };
+    let query = RunQuery {
+        statuses: vec![RunStatus::Running, RunStatus::Waiting],
+        limit: OPEN_COUNTED_MAX,
+        ..RunQuery::default()
+    };
+    let open = instance.store().list_runs(&query).await?.len();
+    let more = if open == OPEN_COUNTED_MAX { "+" } else { "" };
+    let mut served: Vec<String> = (folder.known.values())
+        .filter_map(|known| match known {
+            Known::Served { flow, revision, steps } => {
+                let plural = if *steps == 1 { "" } else { "s" };
+                let revision = shortened(revision, 9).replace('…', "");
+                Some(format!("{flow}@{revision} ({steps} step{plural})"))
+            }
+            Known::Broken(_) => None,
+        })
+        .collect();
+    served.sort();
+    let note = |name: &str, text: &str| app.output.note(format_args!("  {name:<6} {text}"));
+    app.output.note(format_args!(
+        "flowgate {} serves {}",
+        env!("CARGO_PKG_VERSION"),
+        folder.path.display()
+    ));
+    note("store", &app.config.store.to_string());
+    note("", durable);
+    if served.is_empty() {
+        note("flows", "none yet; put a flow file here, such as examples/order.yaml");
+    }
+    for (at, flow) in served.iter().enumerate() {
+        note(if at == 0 { "flows" } else { "" }, flow);
+    }
+    if open > 0 {
+        note("open", &format!("{open}{more} runs go on"));
+    }
+    let took = clock::instant().duration_since(began);
+    app.output.note(format_args!("ready in {}; Ctrl-C stops, and nothing is lost", Brief(took)));
+    Ok(())
+}
+
+/// Prints a line for each start and end of a run and each failure of a step.
+struct Lines<'a> {
+    app: &'a App,
+    instance: &'a Instance,
+    /// When the runs that started under our eyes began.
+    began: HashMap<RunId, Instant>,
+}
+
+impl Lines<'_> {
+    async fn tell(&mut self, applied: &Applied) -> Result<(), Failure> {
+        for event in &applied.events {
+            let Some(text) = self.told(applied, event).await else { continue };
+            if self.app.output.json {
+                self.app.output.json_line(&json!({
+                    "run_id": applied.run_id, "flow": applied.run.flow, "type": event.kind(),
+                    "step": event.step(), "message": text,
+                }))?;
+                continue;
+            }
+            let run_id = applied.run_id.to_string();
+            self.app.output.line(format_args!(
+                "{} {} {} {text}",
+                Cell::dim(clock::time_of_day()),
+                Cell::dim(&run_id[..SHORT_ID]),
+                Cell::bold(&applied.run.flow),
+            ))?;
+        }
+        Ok(())
+    }
+
+    async fn told(&mut self, applied: &Applied, event: &Event) -> Option<String> {
+        let took = |began: Option<Instant>| {
+            let took = began.map(|began| Brief(clock::instant().duration_since(began)));
+            took.map(|took| format!(" in {took}")).unwrap_or_default()
+        };
+        match event {
+            Event::RunStarted(started) => {
+                self.began.insert(applied.run_id, clock::instant());
+                let again = started.retry_of.map(|run_id| format!(", a retry of {run_id}"));
+                Some(format!("started{}", again.unwrap_or_default()))
+            }
+            Event::RunCompleted {} | Event::RunFailed { .. } | Event::RunCancelled { .. } => {
+                let took = took(self.began.remove(&applied.run_id));
+                Some(format!("{}{took}", Cell::status(applied.run.status)))
+            }
+            Event::AttemptFailed { step, lease, error, retry_after_ms, .. } => {
+                let wait = Brief(Duration::from_millis(*retry_after_ms));
+                let attempt = lease.attempt;
+                let message = &error.message;
+                Some(format!("{step}: attempt {attempt} failed: {message}; next in {wait}"))
+            }
+            Event::StepFailed { step, error, .. } => {
+                Some(format!("{step}: failed: {}", error.message))
+            }
+            Event::StepLost { step, lease, .. } => {
+                Some(format!("{step}: attempt {} was lost with its process", lease.attempt))
+            }
+            Event::StepWaiting { step, .. } => self.signal_of(applied, step).await.map(|signal| {
+                format!("{step}: waits; flowgate runs signal {} {signal}", applied.run_id)
+            }),
+            Event::StepQueued { .. }
+            | Event::StepStarted { .. }
+            | Event::StepReleased { .. }
+            | Event::EventEmitted { .. }
+            | Event::EventRepeated { .. }
+            | Event::StateSet { .. }
+            | Event::StepSucceeded { .. }
+            | Event::StepSkipped { .. }
+            | Event::StepCancelled { .. }
+            | Event::StepCarried { .. }
+            | Event::SignalReceived { .. }
+            | Event::SignalTaken { .. } => None,
+        }
+    }
+
+    /// The signal that a step waits for, if it is one.
+    async fn signal_of(&self, applied: &Applied, step: &str) -> Option<Arc<str>> {
+        let flow = crate::lookup::flow_of(self.instance.store(), &applied.run).await.ok()?;
+        let action = &flow.step(flow.step_index(step)?).action;
+        if let Action::Wait(Wait::Signal { signal, .. }) = action {
+            Some(Arc::clone(signal))
+        } else {
+            None
+        }
+    }
 }

@@ -129,9 +129,8 @@ async fn find(app: &App, text: &str) -> Result<Found, Failure> {
         let loaded = flow_files::load(path).map_err(|error| error.into_failure(path))?;
         return Ok(Found { flow: loaded.flow, folder: Some(loaded.folder), stored: None });
     }
-    if text.contains('/') || flow_files::may_be_flow(path) {
-        let gone = std::io::Error::from(std::io::ErrorKind::NotFound);
-        return Err(LoadError::Unreadable(gone).into_failure(path));
+    if flow_files::is_path(text) {
+        return Err(flow_files::missing(path));
     }
     let store = stores::open_to_read(app).await?;
     let stored = lookup::revision(&*store, text).await?;
@@ -291,8 +290,9 @@ fn validate(app: &App, files: &[PathBuf]) -> Outcome {
             Ok(loaded) => {
                 let (flow, steps) = (&loaded.flow.name, loaded.flow.steps.len());
                 let revision = &loaded.flow.revision;
+                let plural = if steps == 1 { "" } else { "s" };
                 app.output.line(format_args!(
-                    "{name}: ok: flow `{flow}`, {steps} steps, revision {revision}"
+                    "{name}: ok: flow `{flow}`, {steps} step{plural}, revision {revision}"
                 ))?;
             }
             Err(LoadError::Invalid(errors)) => {

@@ -7,7 +7,7 @@ use crate::failure::Outcome;
 
 mod events;
 mod list;
-mod show;
+pub(crate) mod show;
 mod steer;
 
 /// Works with runs.
