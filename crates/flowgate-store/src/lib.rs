@@ -36,11 +36,13 @@ pub mod clock;
 mod error;
 pub mod memory;
 mod open;
+pub mod sqlite;
 mod wait;
 
 pub use clock::Clock;
 pub use error::StoreError;
 pub use memory::MemoryStore;
+pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
 
 /// A place where runs live.
 #[async_trait]

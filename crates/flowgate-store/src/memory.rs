@@ -221,7 +221,9 @@ impl Store for MemoryStore {
     async fn register_flow(&self, revision: NewRevision) -> Result<(), StoreError> {
         let mut state = self.state.lock();
         let of_flow = state.revisions.entry(revision.file.flow.clone()).or_default();
-        of_flow.iter_mut().for_each(|stored| stored.active = false);
+        for stored in of_flow.iter_mut() {
+            stored.active = false;
+        }
         let known = of_flow.iter_mut().find(|s| s.revision.revision == revision.revision);
         if let Some(known) = known {
             known.active = true;

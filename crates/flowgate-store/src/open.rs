@@ -150,6 +150,11 @@ impl OpenRuns {
         self.runs.get(&run_id)
     }
 
+    /// The current lease of an open job.
+    pub(crate) fn lease(&self, job_id: JobId) -> Option<&Lease> {
+        self.job(job_id).and_then(|open| open.lease.as_ref())
+    }
+
     /// Whether the guards of `commit` hold, or it was applied before.
     pub(crate) fn judge<W: Written>(
         &self,
@@ -191,8 +196,7 @@ impl OpenRuns {
     }
 
     fn is_held(&self, job_id: JobId, token: LeaseToken, now: Timestamp) -> bool {
-        let lease = self.job(job_id).and_then(|open| open.lease.as_ref());
-        lease.is_some_and(|lease| lease.token == token && lease.expires_at > now)
+        self.lease(job_id).is_some_and(|lease| lease.token == token && lease.expires_at > now)
     }
 
     fn job(&self, job_id: JobId) -> Option<&OpenJob> {
@@ -378,6 +382,13 @@ impl HandOff<'_, '_> {
         *self.token_last += 1;
         job.grant(taker.claimant, LeaseToken(*self.token_last), now, Some(self.commit_id));
         true
+    }
+}
+
+impl Lease {
+    /// A lease as it was stored.
+    pub(crate) fn restored(token: LeaseToken, instance: InstanceId, expires_at: Timestamp) -> Self {
+        Self { token, instance, expires_at, granted_by: None }
     }
 }
 

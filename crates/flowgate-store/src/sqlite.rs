@@ -1,0 +1,356 @@
+//! The embedded store: one SQLite file, one process that owns it.
+//!
+//! The open runs are in memory, with the file behind them; finished runs are in the file only.
+//! Whatever changes something goes through one thread, which groups it into transactions (see
+//! `sqlite/writer.rs`). Reading goes past it, by connections of its own.
+//!
+//! The file is ordinary SQLite: its tables are those of `sqlite/migrations`, and the view `events`
+//! shows one row an event to any tool.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use flowgate_core::commit::{Claimed, Commit};
+use flowgate_core::event::StoredEvent;
+use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::limits::COMMIT_BATCH_MAX;
+use flowgate_core::time::Timestamp;
+use parking_lot::RwLock;
+
+use self::fault::closed;
+use self::file::Found;
+use self::read::Readers;
+use self::writer::{Writer, WriterHandle};
+use crate::clock::Clock;
+use crate::open::{OpenRun, Waiting};
+use crate::wait::{Ask, wait_due};
+use crate::{
+    Claimant, CommitOutcome, LeaseRef, LogLine, NewLogLine, NewRevision, Queues, Renewal,
+    Retention, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision, Swept,
+};
+
+mod fault;
+mod file;
+mod owner;
+mod payloads;
+mod read;
+mod rows;
+mod write;
+mod writer;
+
+/// A store in an SQLite file.
+#[derive(Debug)]
+pub struct SqliteStore {
+    path: PathBuf,
+    clock: Clock,
+    readers: Arc<Readers>,
+    access: Access,
+}
+
+#[derive(Debug)]
+enum Access {
+    /// This process owns the file; nothing once the store is closed.
+    Owner(RwLock<Option<Owner>>),
+    /// Another process may own it.
+    Reader,
+}
+
+#[derive(Debug)]
+struct Owner {
+    writer: Arc<WriterHandle>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+/// How a file is opened.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    /// Who opens it, for whoever tries to do so too.
+    pub owner: InstanceId,
+    /// What survives a loss of power.
+    pub synchronous: Synchronous,
+    /// What tells the store the time.
+    pub clock: Clock,
+}
+
+impl SqliteOptions {
+    /// Everything survives, on the wall clock.
+    pub fn new(owner: InstanceId) -> Self {
+        Self { owner, synchronous: Synchronous::default(), clock: Clock::wall() }
+    }
+}
+
+/// What survives a loss of power. The end of the process, however it ends, loses nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Synchronous {
+    /// All that was acknowledged.
+    #[default]
+    Full,
+    /// All but the last moments.
+    Normal,
+}
+
+impl Synchronous {
+    fn number(self) -> u8 {
+        match self {
+            Self::Full => 2,
+            Self::Normal => 1,
+        }
+    }
+}
+
+impl SqliteStore {
+    /// Opens the file as its owner, and makes it if there is none.
+    pub async fn open(path: impl AsRef<Path>, options: SqliteOptions) -> Result<Self, StoreError> {
+        let path = path.as_ref().to_owned();
+        let opened = tokio::task::spawn_blocking(move || Self::open_blocking(&path, options));
+        opened.await.map_err(|error| StoreError::Unavailable {
+            message: "opening the store did not end".to_owned(),
+            source: Some(Box::new(error)),
+        })?
+    }
+
+    fn open_blocking(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
+        let SqliteOptions { owner, synchronous, clock } = options;
+        let path = file::canonical(path)?;
+        let ownership = owner::take(&path, &owner, clock.now())?;
+        let found = file::inspect(&path)?;
+        let connection = file::open_for_writing(&path, found, synchronous)?;
+        let writer = Writer::new(connection, clock.clone())
+            .map_err(|fault| fault.into_error("reading the open runs"))?;
+        let (writer, thread) = WriterHandle::start(writer, ownership).map_err(|error| {
+            let message = "starting the thread that writes".to_owned();
+            StoreError::Unavailable { message, source: Some(Box::new(error)) }
+        })?;
+        let owner = Owner { writer: Arc::new(writer), thread };
+        let readers = Readers::new(path.clone());
+        Ok(Self { path, clock, readers, access: Access::Owner(RwLock::new(Some(owner))) })
+    }
+
+    /// Opens the file for reading only, also beside a process that owns it.
+    pub async fn open_read_only(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        let path = path.as_ref().to_owned();
+        let found = tokio::task::spawn_blocking(move || {
+            let path = file::canonical(&path)?;
+            file::inspect(&path).map(|found| (path, found))
+        });
+        let (path, found) = found.await.map_err(|error| StoreError::Unavailable {
+            message: "opening the store did not end".to_owned(),
+            source: Some(Box::new(error)),
+        })??;
+        match found {
+            Found::Ours => {}
+            Found::Nothing => {
+                let message = format!("there is no store at {}", path.display());
+                return Err(StoreError::Unavailable { message, source: None });
+            }
+        }
+        let readers = Readers::new(path.clone());
+        Ok(Self { path, clock: Clock::wall(), readers, access: Access::Reader })
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Finishes what was begun, checkpoints the write-ahead log and gives up the file. Every call
+    /// after it fails.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        self.readers.close();
+        let Some(owner) = self.take_owner() else { return Ok(()) };
+        drop(owner.writer);
+        let joined = tokio::task::spawn_blocking(move || owner.thread.join()).await;
+        match joined {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(StoreError::Unavailable {
+                message: "the thread that writes did not end well".to_owned(),
+                source: None,
+            }),
+        }
+    }
+
+    fn take_owner(&self) -> Option<Owner> {
+        match &self.access {
+            Access::Owner(owner) => owner.write().take(),
+            Access::Reader => None,
+        }
+    }
+
+    fn writer(&self) -> Result<Arc<WriterHandle>, StoreError> {
+        match &self.access {
+            Access::Owner(owner) => {
+                let owner = owner.read();
+                owner.as_ref().map(|owner| Arc::clone(&owner.writer)).ok_or_else(closed)
+            }
+            Access::Reader => Err(StoreError::ReadOnly),
+        }
+    }
+
+    /// Fills in the payloads that were not in memory.
+    async fn with_inputs(&self, claimed: Vec<Claimed>) -> Result<Vec<Claimed>, StoreError> {
+        let lacks = |claimed: &Claimed| claimed.inputs.len() < claimed.job.inputs.len();
+        if !claimed.iter().any(lacks) {
+            return Ok(claimed);
+        }
+        let fill = move |connection: &rusqlite::Connection| {
+            let filled = claimed.into_iter().map(|claimed| {
+                if lacks(&claimed) {
+                    read::with_inputs(connection, claimed)
+                } else {
+                    Ok(Some(claimed))
+                }
+            });
+            filled.filter_map(Result::transpose).collect()
+        };
+        self.readers.read("reading the inputs of jobs", fill).await
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        self.readers.close();
+        if let Some(Owner { writer, thread }) = self.take_owner() {
+            drop(writer);
+            // What was begun is finished before the file is given up.
+            if thread.join().is_err() {
+                tracing::error!("the thread that writes did not end well");
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    fn kind(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        Ok(self.clock.now())
+    }
+
+    async fn commit(
+        &self,
+        commits: Vec<Commit>,
+        claimant: Option<&Claimant>,
+    ) -> Result<Vec<CommitOutcome>, StoreError> {
+        assert!(commits.len() <= COMMIT_BATCH_MAX, "a batch is within its limit");
+        let writer = self.writer()?;
+        let weight = commits.len();
+        let claimant = claimant.cloned();
+        let commits: Vec<_> = commits.into_iter().map(rows::encode).collect();
+        let work = move |writer: &mut Writer| writer.commit(commits, claimant.as_ref());
+        let mut outcomes = writer.submit("committing", weight, work).await?;
+        for outcome in &mut outcomes {
+            if let CommitOutcome::Applied { handed_off } = outcome {
+                *handed_off = self.with_inputs(std::mem::take(handed_off)).await?;
+            }
+        }
+        Ok(outcomes)
+    }
+
+    async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
+        let claimant = claimant.clone();
+        let weight = claimant.slots;
+        let work = move |writer: &mut Writer| writer.claim(&claimant);
+        let claimed = self.writer()?.submit("claiming", weight, work).await?;
+        self.with_inputs(claimed).await
+    }
+
+    async fn wait_due(&self, queues: &Queues, wait_max: Duration) -> Result<(), StoreError> {
+        wait_due(self, &self.clock, queues, wait_max).await
+    }
+
+    async fn renew(
+        &self,
+        leases: &[LeaseRef],
+        lease: Duration,
+    ) -> Result<Vec<Renewal>, StoreError> {
+        let leases = leases.to_vec();
+        let work = move |writer: &mut Writer| {
+            let now = writer.now();
+            Ok(leases.into_iter().map(|held| writer.open.renew(held, lease, now)).collect())
+        };
+        self.writer()?.submit("renewing leases", 0, work).await
+    }
+
+    async fn read_run(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
+        if let Access::Owner(_) = self.access {
+            let work = move |writer: &mut Writer| Ok(writer.open.get(run_id).map(OpenRun::detail));
+            let open = self.writer()?.submit("reading a run", 0, work).await?;
+            if open.is_some() {
+                return Ok(open);
+            }
+        }
+        self.readers.read("reading a run", move |file| read::run(file, run_id)).await
+    }
+
+    async fn read_events(
+        &self,
+        run_id: RunId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        let work = move |file: &rusqlite::Connection| read::events(file, run_id, after, limit);
+        self.readers.read("reading events", work).await
+    }
+
+    async fn read_feed(
+        &self,
+        after: Position,
+        limit: usize,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        self.readers.read("reading the feed", move |file| read::feed(file, after, limit)).await
+    }
+
+    async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
+        let query = query.clone();
+        self.readers.read("listing runs", move |file| read::list(file, &query)).await
+    }
+
+    async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
+        let weight = lines.len();
+        let work = move |writer: &mut Writer| writer.append_logs(lines);
+        self.writer()?.submit("keeping log lines", weight, work).await
+    }
+
+    async fn read_logs(
+        &self,
+        run_id: RunId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<LogLine>, StoreError> {
+        let work = move |file: &rusqlite::Connection| read::log_lines(file, run_id, after, limit);
+        self.readers.read("reading log lines", work).await
+    }
+
+    async fn register_flow(&self, revision: NewRevision) -> Result<(), StoreError> {
+        let work = move |writer: &mut Writer| writer.register_flow(&revision);
+        self.writer()?.submit("registering a flow", 1, work).await
+    }
+
+    async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
+        let flow = flow.map(str::to_owned);
+        let work = move |file: &rusqlite::Connection| read::revisions(file, flow.as_deref());
+        self.readers.read("listing revisions", work).await
+    }
+
+    async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {
+        let retention = *retention;
+        let work = move |writer: &mut Writer| writer.sweep(&retention);
+        self.writer()?.submit("sweeping", retention.batch, work).await
+    }
+}
+
+impl Ask for SqliteStore {
+    async fn ask(&self, queues: &Queues) -> Result<Waiting, StoreError> {
+        let queues = queues.clone();
+        let work = move |writer: &mut Writer| {
+            let now = writer.now();
+            Ok(writer.open.wait(&queues, now))
+        };
+        self.writer()?.submit("waiting", 0, work).await
+    }
+}

@@ -1,0 +1,339 @@
+//! What the writer thread does with each kind of request.
+
+use flowgate_core::commit::Claimed;
+use flowgate_core::event::FORMAT;
+use flowgate_core::ids::{CommitId, RunId};
+use flowgate_core::limits::LOG_LINES_MAX;
+use flowgate_core::time::Timestamp;
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::fault::Fault;
+use super::payloads::{PAYLOAD_BYTES_MAX, Payloads};
+use super::read;
+use super::rows::{Encoded, commit_id, encode_jobs, to_integer, to_number};
+use super::writer::{Kept, Writer};
+use crate::open::{Taker, Verdict, Written};
+use crate::{Claimant, CommitOutcome, NewLogLine, NewRevision, Refusal, Retention, Swept};
+
+/// Pages that a sweep gives back to the file system at most.
+const PAGES_FREED_MAX: u32 = 2_000;
+
+/// What the file says, for a verdict.
+struct FileWritten<'a>(&'a Connection);
+
+impl Written for FileWritten<'_> {
+    type Fault = Fault;
+
+    fn has_ended(&self, run_id: RunId) -> Result<bool, Fault> {
+        read::has_run(self.0, run_id)
+    }
+
+    fn commit_at(&self, run_id: RunId, seq: u64) -> Result<Option<CommitId>, Fault> {
+        Ok(read::commit_at(self.0, run_id, seq)?.map(commit_id))
+    }
+}
+
+impl Writer {
+    /// Applies or refuses each commit.
+    pub(super) fn commit(
+        &mut self,
+        commits: Vec<Result<Encoded, Refusal>>,
+        claimant: Option<&Claimant>,
+    ) -> Result<Vec<CommitOutcome>, Fault> {
+        let mut taker = claimant.map(Taker::new);
+        let now = self.now();
+        let outcomes = commits.into_iter().map(|encoded| match encoded {
+            Ok(encoded) => self.commit_one(&encoded, now, taker.as_mut()),
+            Err(refusal) => Ok(CommitOutcome::Refused(refusal)),
+        });
+        outcomes.collect()
+    }
+
+    fn commit_one(
+        &mut self,
+        encoded: &Encoded,
+        now: Timestamp,
+        taker: Option<&mut Taker<'_>>,
+    ) -> Result<CommitOutcome, Fault> {
+        let commit = &encoded.commit;
+        let handed_off = match self.open.judge(commit, now, &FileWritten(&self.connection))? {
+            Verdict::Refuse(refusal) => return Ok(CommitOutcome::Refused(refusal)),
+            Verdict::Again => self.open.hand_off_again(commit, now, taker),
+            Verdict::Apply => {
+                let status_before = self.open.get(commit.run_id).map(|open| open.run.status);
+                let handed_off = self.open.apply(commit, now, taker);
+                self.write_log(encoded, now)?;
+                match status_before {
+                    None => self.insert_run(encoded, now)?,
+                    Some(before) => {
+                        self.update_run(encoded, before != commit.record.status, now)?;
+                    }
+                }
+                self.keep_payloads(encoded);
+                handed_off
+            }
+        };
+        Ok(CommitOutcome::Applied { handed_off: self.with_inputs(handed_off) })
+    }
+
+    fn write_log(&mut self, encoded: &Encoded, now: Timestamp) -> Result<(), Fault> {
+        let commit = &encoded.commit;
+        let count = u64::try_from(commit.events.len()).expect("events fit in memory");
+        let position = self.position_last + 1;
+        self.position_last += count;
+        let mut statement = self.transaction()?.prepare_cached(
+            "INSERT INTO log (position, run_id, seq, count, commit_id, at, format, events) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        )?;
+        statement.execute(params![
+            to_integer(position),
+            commit.run_id.0.as_bytes(),
+            to_integer(commit.version_before() + 1),
+            to_integer(count),
+            commit.commit_id.0.as_bytes(),
+            now.0,
+            FORMAT,
+            encoded.events,
+        ])?;
+        Ok(())
+    }
+
+    fn insert_run(&mut self, encoded: &Encoded, now: Timestamp) -> Result<(), Fault> {
+        let run = &encoded.commit.record;
+        let jobs = self.jobs_of(run.run_id);
+        let ended_at = run.status.is_terminal().then_some(now.0);
+        let connection = self.transaction()?;
+        let mut statement = connection.prepare_cached(
+            "INSERT INTO runs (run_id, flow, revision, status, version, started_at, updated_at, \
+             ended_at, key, record, jobs) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10)",
+        )?;
+        statement.execute(params![
+            run.run_id.0.as_bytes(),
+            &*run.flow,
+            &*run.revision.0,
+            run.status.as_str(),
+            to_integer(run.version),
+            now.0,
+            ended_at,
+            run.key.as_deref(),
+            encoded.record,
+            jobs,
+        ])?;
+        if ended_at.is_none() {
+            let run_number = connection.last_insert_rowid();
+            drop(statement);
+            self.kept.insert(run.run_id, Kept { run_number, payloads: Payloads::new() });
+        }
+        Ok(())
+    }
+
+    fn update_run(
+        &mut self,
+        encoded: &Encoded,
+        status_changed: bool,
+        now: Timestamp,
+    ) -> Result<(), Fault> {
+        let run = &encoded.commit.record;
+        let run_number = self.kept[&run.run_id].run_number;
+        let jobs = self.jobs_of(run.run_id);
+        let (version, ended_at) =
+            (to_integer(run.version), run.status.is_terminal().then_some(now.0));
+        let connection = self.transaction()?;
+        if status_changed {
+            let mut statement = connection.prepare_cached(
+                "UPDATE runs SET version = ?2, updated_at = ?3, record = ?4, jobs = ?5, \
+                 status = ?6, ended_at = ?7 WHERE run_number = ?1",
+            )?;
+            let status = run.status.as_str();
+            let params =
+                params![run_number, version, now.0, encoded.record, jobs, status, ended_at];
+            statement.execute(params)?;
+        } else {
+            // Without the status no index is touched.
+            let mut statement = connection.prepare_cached(
+                "UPDATE runs SET version = ?2, updated_at = ?3, record = ?4, jobs = ?5 \
+                 WHERE run_number = ?1",
+            )?;
+            statement.execute(params![run_number, version, now.0, encoded.record, jobs])?;
+        }
+        Ok(())
+    }
+
+    fn jobs_of(&self, run_id: RunId) -> String {
+        let jobs = self.open.get(run_id).map(|open| encode_jobs(open.jobs()));
+        jobs.unwrap_or_else(|| "[]".to_owned())
+    }
+
+    fn keep_payloads(&mut self, encoded: &Encoded) {
+        let commit = &encoded.commit;
+        if commit.record.status.is_terminal() {
+            let kept = self.kept.remove(&commit.run_id);
+            self.payload_bytes -= kept.map_or(0, |kept| kept.payloads.bytes());
+        } else if let Some(kept) = self.kept.get_mut(&commit.run_id) {
+            let others = self.payload_bytes - kept.payloads.bytes();
+            let room = PAYLOAD_BYTES_MAX.saturating_sub(others);
+            kept.payloads.add(commit.version_before() + 1, &commit.events, room);
+            self.payload_bytes = others + kept.payloads.bytes();
+        }
+    }
+
+    /// The claimed jobs with those payloads that are in memory.
+    fn with_inputs(&self, mut claimed: Vec<Claimed>) -> Vec<Claimed> {
+        for claimed in &mut claimed {
+            self.kept[&claimed.job.job_id.run_id].payloads.fill(claimed);
+        }
+        claimed
+    }
+
+    /// Leases due jobs.
+    pub(super) fn claim(&mut self, claimant: &Claimant) -> Result<Vec<Claimed>, Fault> {
+        let now = self.now();
+        let claimed = self.open.claim(claimant, now);
+        let mut run_ids: Vec<RunId> = claimed.iter().map(|c| c.job.job_id.run_id).collect();
+        run_ids.sort_unstable();
+        run_ids.dedup();
+        for run_id in run_ids {
+            let (run_number, jobs) = (self.kept[&run_id].run_number, self.jobs_of(run_id));
+            let sql = "UPDATE runs SET jobs = ?2 WHERE run_number = ?1";
+            self.transaction()?.prepare_cached(sql)?.execute(params![run_number, jobs])?;
+        }
+        Ok(self.with_inputs(claimed))
+    }
+
+    /// Keeps log lines of runs that have theirs.
+    pub(super) fn append_logs(&mut self, mut lines: Vec<NewLogLine>) -> Result<(), Fault> {
+        let now = self.now();
+        // The lines of a run stay in order, as the sort is stable.
+        lines.sort_by_key(|line| line.run_id);
+        for lines in lines.chunk_by(|one, other| one.run_id == other.run_id) {
+            self.append_logs_of(lines[0].run_id, lines, now)?;
+        }
+        Ok(())
+    }
+
+    fn append_logs_of(
+        &mut self,
+        run_id: RunId,
+        lines: &[NewLogLine],
+        now: Timestamp,
+    ) -> Result<(), Fault> {
+        let connection = self.transaction()?;
+        let sql = "SELECT log_lines FROM runs WHERE run_id = ?1 AND events_removed = 0";
+        let mut statement = connection.prepare_cached(sql)?;
+        let counted: Option<i64> =
+            statement.query_row([run_id.0.as_bytes()], |row| row.get(0)).optional()?;
+        let Some(counted) = counted.map(to_number) else { return Ok(()) };
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO log_lines (run_id, number, at, step, attempt, level, text) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?;
+        for (number, line) in (counted + 1..=LOG_LINES_MAX).zip(lines) {
+            insert.execute(params![
+                run_id.0.as_bytes(),
+                to_integer(number),
+                now.0,
+                &*line.step,
+                line.attempt,
+                line.level.as_str(),
+                line.text,
+            ])?;
+        }
+        let counted = counted + u64::try_from(lines.len()).expect("lines fit in memory");
+        connection
+            .prepare_cached("UPDATE runs SET log_lines = ?2 WHERE run_id = ?1")?
+            .execute(params![run_id.0.as_bytes(), to_integer(counted)])?;
+        Ok(())
+    }
+
+    /// Keeps a revision and makes it the active one of its flow.
+    pub(super) fn register_flow(&mut self, revision: &NewRevision) -> Result<(), Fault> {
+        let now = self.now();
+        let file = serde_json::to_string(&revision.file).expect("a flow file has a JSON form");
+        let connection = self.transaction()?;
+        connection
+            .prepare_cached("UPDATE revisions SET active = 0 WHERE flow = ?1")?
+            .execute([&revision.file.flow])?;
+        connection
+            .prepare_cached(
+                "INSERT INTO revisions (flow, revision, file, folder, registered_at, active) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, 1) \
+                 ON CONFLICT (flow, revision) DO UPDATE SET active = 1, folder = excluded.folder",
+            )?
+            .execute(params![
+                revision.file.flow,
+                &*revision.revision.0,
+                file,
+                revision.folder,
+                now.0
+            ])?;
+        Ok(())
+    }
+
+    /// Removes what is older than `retention`, at most its batch.
+    pub(super) fn sweep(&mut self, retention: &Retention) -> Result<Swept, Fault> {
+        let now = self.now();
+        // Events never outlive the record that they belong to.
+        let events_before = now.minus(retention.events.min(retention.runs));
+        let mut swept = Swept::default();
+        let ended = self.ended(false, events_before, retention.batch)?;
+        swept.logs = u64::try_from(ended.len()).expect("a batch fits in memory");
+        if !ended.is_empty() {
+            let position_last = to_integer(self.position_last);
+            let connection = self.transaction()?;
+            connection.execute(
+                "UPDATE meta SET value = ?1 WHERE name = 'position_last'",
+                [position_last],
+            )?;
+            for (run_number, run_id) in ended {
+                connection
+                    .prepare_cached("DELETE FROM log WHERE run_id = ?1")?
+                    .execute([run_id])?;
+                connection
+                    .prepare_cached("DELETE FROM log_lines WHERE run_id = ?1")?
+                    .execute([run_id])?;
+                connection
+                    .prepare_cached("UPDATE runs SET events_removed = 1 WHERE run_number = ?1")?
+                    .execute([run_number])?;
+            }
+        }
+        let left = retention.batch - usize::try_from(swept.logs).expect("a batch fits in memory");
+        let ended = self.ended(true, now.minus(retention.runs), left)?;
+        swept.runs = u64::try_from(ended.len()).expect("a batch fits in memory");
+        for (run_number, _) in &ended {
+            let sql = "DELETE FROM runs WHERE run_number = ?1";
+            self.transaction()?.prepare_cached(sql)?.execute([run_number])?;
+        }
+        swept.more = left == ended.len();
+        if swept.logs + swept.runs > 0 {
+            free_pages(self.transaction()?)?;
+        }
+        Ok(swept)
+    }
+
+    /// Runs that ended at or before a time, the first ended first.
+    fn ended(
+        &mut self,
+        events_removed: bool,
+        before: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(i64, [u8; 16])>, Fault> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT run_number, run_id FROM runs WHERE events_removed = ?1 AND ended_at <= ?2 \
+             AND ended_at IS NOT NULL ORDER BY ended_at LIMIT ?3",
+        )?;
+        let limit = to_integer(u64::try_from(limit).unwrap_or(u64::MAX));
+        let rows = statement.query_map(params![events_removed, before.0, limit], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}
+
+/// Gives free pages back to the file system, a bounded number.
+fn free_pages(connection: &Connection) -> Result<(), Fault> {
+    let mut statement =
+        connection.prepare(&format!("PRAGMA incremental_vacuum({PAGES_FREED_MAX})"))?;
+    let mut rows = statement.query([])?;
+    while rows.next()?.is_some() {}
+    Ok(())
+}
