@@ -143,7 +143,7 @@ impl StepView {
         if let Some(elapsed_us) = ended {
             let ms = match waiting_since {
                 Some(since) => millis(stored.at.since(since)),
-                None => elapsed_us.div_ceil(1000),
+                None => elapsed_us / 1_000,
             };
             self.duration_ms = Some(self.duration_ms.unwrap_or(0).saturating_add(ms));
         }

@@ -21,7 +21,7 @@ use crate::control::{Reply, Request, Serve, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
-use crate::stores;
+use crate::stores::{self, OwnStore};
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +36,7 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(crate) struct Instance {
     engine: Engine,
+    own: OwnStore,
     stop: CancellationToken,
     socket: tokio::sync::Mutex<JoinSet<()>>,
 }
@@ -44,7 +45,7 @@ impl Instance {
     /// Owns the store and begins to work. Other processes can ask it for something from now on.
     pub(crate) async fn open(app: &App, work: Work) -> Result<Arc<Self>, Failure> {
         let instance_id = flowgate_engine::instance_id();
-        let store = stores::open_to_own(app, &instance_id).await?;
+        let own = stores::open_to_own(app, &instance_id).await?;
         let config = EngineConfig {
             queues: match work {
                 Work::Everything => app.config.queues.clone(),
@@ -56,16 +57,17 @@ impl Instance {
             retention: app.config.retention,
             ..EngineConfig::new(instance_id)
         };
-        let engine = Engine::start(store, Workers::new(), config).map_err(|error| {
-            Failure::usage("config_invalid", "the settings cannot work").source(error)
-        })?;
+        let engine =
+            Engine::start(Arc::clone(&own.store), Workers::new(), config).map_err(|error| {
+                Failure::usage("config_invalid", "the settings cannot work").source(error)
+            })?;
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
-        let instance = Arc::new(Self { engine, stop, socket });
+        let instance = Arc::new(Self { engine, own, stop, socket });
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work == Work::Everything
         {
-            match Socket::bind(path) {
+            match Socket::bind(&stores::canonical(path)) {
                 Ok(socket) => {
                     let serving = socket.serve(Arc::clone(&instance), instance.stop.clone());
                     instance.socket.lock().await.spawn(serving);
@@ -81,7 +83,7 @@ impl Instance {
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
-        &**self.engine.store()
+        &*self.own.store
     }
 
     /// Keeps the revision; new runs start on it.
@@ -124,6 +126,7 @@ impl Instance {
         self.engine.shutdown().await;
         let mut socket = self.socket.lock().await;
         while socket.join_next().await.is_some() {}
+        self.own.close().await;
     }
 }
 

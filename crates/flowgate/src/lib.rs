@@ -38,7 +38,7 @@
 //! # }
 //! ```
 //!
-//! With `SqliteStore` in place of `MemoryStore` the runs are kept in a file.
+//! With [`SqliteStore`] in place of [`MemoryStore`] the runs are kept in a file.
 #![warn(missing_docs)]
 
 pub use flowgate_core::event::{Event, StepError, StoredEvent};
@@ -54,5 +54,6 @@ pub use flowgate_engine::{
     StartRequest, Started, StepContext, Stop, Workers, instance_id,
 };
 pub use flowgate_store::{
-    LogLevel, MemoryStore, Queues, Retention, RunDetail, RunQuery, RunRow, Store, StoreError,
+    LogLevel, MemoryStore, Queues, Retention, RunDetail, RunQuery, RunRow, SqliteOptions,
+    SqliteStore, Store, StoreError, Synchronous,
 };

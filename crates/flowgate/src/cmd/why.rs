@@ -1,6 +1,5 @@
 //! `flowgate why`.
 
-use flowgate_core::run::RunStatus;
 use flowgate_core::view::{self, OpenJob, Standing};
 use serde_json::json;
 
@@ -26,7 +25,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let detail = lookup::run(&*store, run_id).await?;
     let flow = lookup::flow_of(&*store, &detail.row.run).await?;
     let events = lookup::events(&*store, run_id).await?;
-    let executor = stores::executor(&app).await;
+    let executor = stores::executor(&app);
     let jobs: Vec<OpenJob> = detail
         .jobs
         .iter()
@@ -60,16 +59,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         }))?;
         return Ok(Exit::Done);
     }
-    let ended = run.status.is_terminal();
-    let says = match run.status {
-        RunStatus::Completed => "because every open step ended well",
-        RunStatus::Cancelled => "because somebody cancelled it",
-        RunStatus::Failed => "because a step failed",
-        RunStatus::Running | RunStatus::Waiting => "and not finished, because",
-    };
-    let end = if ended { ":" } else { "" };
     app.output.line(format_args!(
-        "run {run_id} of flow `{}` is {} {says}{end}",
+        "run {run_id} of flow `{}` is {}:",
         run.flow,
         Cell::status(run.status)
     ))?;

@@ -137,7 +137,7 @@ async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
         if attempt > 0 {
             tokio::time::sleep(TRY_AGAIN).await;
         }
-        if let Some(reply) = control::send(path, &request).await? {
+        if let Some(reply) = control::send(&stores::canonical(path), &request).await? {
             return Ok(Sent { reply, is_owned: true });
         }
         match Instance::open(app, Work::Nothing).await {
