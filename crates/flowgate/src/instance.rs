@@ -92,6 +92,24 @@ impl Instance {
         self.engine.register(&loaded.flow, folder).await.map_err(failure)
     }
 
+    /// Keeps the revisions that are not active yet, all at once: each by itself waits for the disk.
+    pub(crate) async fn register_all(&self, flows: &[LoadedFlow]) -> Result<(), Failure> {
+        if flows.is_empty() {
+            return Ok(());
+        }
+        let stored = self.store().list_revisions(None).await?;
+        let is_active = |loaded: &&LoadedFlow| {
+            stored.iter().any(|stored| {
+                stored.active
+                    && stored.revision.revision == loaded.flow.revision
+                    && stored.revision.folder.as_deref() == Some(&*loaded.folder)
+            })
+        };
+        let fresh = flows.iter().filter(|loaded| !is_active(loaded));
+        let all = futures_util::future::join_all(fresh.map(|loaded| self.register(loaded)));
+        all.await.into_iter().collect()
+    }
+
     /// Starts a run of the active revision of `flow`.
     pub(crate) async fn start_run(
         &self,

@@ -153,6 +153,16 @@ impl Display for Cell {
     }
 }
 
+/// A status as the end of a sentence: `is waiting`, `completed`, `was cancelled`.
+pub(crate) fn status_phrase(status: RunStatus) -> String {
+    let verb = match status {
+        RunStatus::Running | RunStatus::Waiting => "is ",
+        RunStatus::Completed | RunStatus::Failed => "",
+        RunStatus::Cancelled => "was ",
+    };
+    format!("{verb}{}", Cell::status(status))
+}
+
 fn status_style(status: RunStatus) -> Style {
     match status {
         RunStatus::Running => AnsiColor::Cyan.on_default(),

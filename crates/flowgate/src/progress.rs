@@ -71,11 +71,9 @@ impl Progress {
             return None;
         }
         let until = timeout.map(|span| format!(" for up to {}", Brief(span))).unwrap_or_default();
-        let data = serde_json::to_string(matches).expect("a map is JSON");
+        let command = signal_command(self.run_id, signal, matches);
         Some(format!(
-            "waiting for the signal `{signal}`{until}; send it from another terminal with\n  \
-             flowgate runs signal {} {signal} --data '{data}'",
-            self.run_id
+            "waiting for the signal `{signal}`{until}; send it from another terminal with\n  {command}"
         ))
     }
 
@@ -156,6 +154,16 @@ fn style(template: &str, ticks: &str) -> ProgressStyle {
 fn padded(state: StepState) -> String {
     let padding = "succeeded".len().saturating_sub(state.as_str().len());
     format!("{}{}", Cell::state(state), " ".repeat(padding))
+}
+
+/// How to send a run the signal that it waits for.
+pub(crate) fn signal_command(
+    run_id: RunId,
+    signal: &str,
+    matches: &serde_json::Map<String, serde_json::Value>,
+) -> String {
+    let data = serde_json::to_string(matches).expect("a map is JSON");
+    format!("flowgate runs signal {run_id} {signal} --data '{data}'")
 }
 
 /// Without redrawing, a line is for what has an outcome.

@@ -20,13 +20,15 @@ use super::App;
 use crate::clock;
 use crate::config::{StoreUrl, Synchronous};
 use crate::failure::{Failure, Outcome};
-use crate::flow_files::{self, LoadError};
+use crate::flow_files::{self, LoadError, LoadedFlow};
 use crate::instance::{Instance, Work, worker_steps};
 use crate::output::{Cell, shortened};
+use crate::progress::signal_command;
 use crate::signals::Stop;
 
 /// How long a folder must be quiet before it is read again: editors save in several steps.
 const QUIET: Duration = Duration::from_millis(60);
+const QUIET_MAX: Duration = Duration::from_secs(1);
 /// Open runs that are counted; more are shown as this many and a plus.
 const OPEN_COUNTED_MAX: usize = 1_000;
 /// Letters of a run's id that tell it from others here.
@@ -106,7 +108,10 @@ fn watch(folder: &Path, changed: mpsc::Sender<()>) -> Result<impl Watcher + use<
         failure.source(error).path(folder.display().to_string())
     };
     let tell = move |event: notify::Result<notify::Event>| {
-        let is_change = event.is_ok_and(|event| !event.kind.is_access());
+        // The database may lie in the same folder and changes all the time.
+        let is_change = event.is_ok_and(|event| {
+            !event.kind.is_access() && event.paths.iter().any(|path| flow_files::may_be_flow(path))
+        });
         // One that waits to be read is as good as two, so a full channel is fine.
         if is_change && changed.try_send(()).is_err() {
             tracing::trace!("a change is waiting to be read");
@@ -117,9 +122,12 @@ fn watch(folder: &Path, changed: mpsc::Sender<()>) -> Result<impl Watcher + use<
     Ok(watcher)
 }
 
-/// Waits until nothing has changed for a while.
+/// Waits until nothing has changed for a while, but not for ever.
 async fn settle(changes: &mut mpsc::Receiver<()>) {
-    while tokio::time::timeout(QUIET, changes.recv()).await.is_ok() {}
+    let quiet = async { while tokio::time::timeout(QUIET, changes.recv()).await.is_ok() {} };
+    if tokio::time::timeout(QUIET_MAX, quiet).await.is_err() {
+        tracing::debug!("the folder changes all the time");
+    }
 }
 
 /// The flow files of a folder, and what became of each when it was last read.
@@ -136,6 +144,25 @@ enum Known {
     Broken(String),
 }
 
+impl Known {
+    fn served(loaded: &LoadedFlow) -> Self {
+        Self::Served {
+            flow: Arc::clone(&loaded.flow.name),
+            revision: loaded.flow.revision.to_string(),
+            steps: loaded.flow.steps.len(),
+        }
+    }
+
+    fn doubled(path: &Path, loaded: &LoadedFlow, other: &Path) -> Self {
+        Self::Broken(format!(
+            "{}:1:1: flow `{}` is in {} already; rename one of them",
+            path.display(),
+            loaded.flow.name,
+            other.display()
+        ))
+    }
+}
+
 impl Folder {
     /// Registers what is new and reports what is broken, each once.
     async fn read(&mut self, app: &App, instance: &Instance) -> Result<(), Failure> {
@@ -144,32 +171,20 @@ impl Folder {
             Failure::usage("folder_invalid", message).source(error)
         })?;
         self.known.retain(|path, _| paths.contains(path));
+        let mut fresh = Vec::new();
         for path in paths {
             let found = match flow_files::load(&path) {
-                Ok(loaded) => {
-                    if let Some(other) = self.holder(&loaded.flow.name, &path) {
-                        Known::Broken(format!(
-                            "{}: flow `{}` is in {} already; rename one of them",
-                            path.display(),
-                            loaded.flow.name,
-                            other.display()
-                        ))
-                    } else {
-                        let known = Known::Served {
-                            flow: Arc::clone(&loaded.flow.name),
-                            revision: loaded.flow.revision.to_string(),
-                            steps: loaded.flow.steps.len(),
-                        };
+                Ok(loaded) => match self.holder(&loaded.flow.name, &path) {
+                    Some(other) => Known::doubled(&path, &loaded, other),
+                    None => {
+                        let known = Known::served(&loaded);
                         if self.known.get(&path) != Some(&known) {
-                            instance.register(&loaded).await?;
                             self.announce(app, &path, &known);
-                            for (step, worker) in worker_steps(&loaded) {
-                                app.output.warning(no_worker(&loaded.flow.name, step, worker));
-                            }
+                            fresh.push(loaded);
                         }
                         known
                     }
-                }
+                },
                 Err(LoadError::Invalid(_)) if !flow_files::claims_to_be_flow(&path) => continue,
                 Err(LoadError::Invalid(errors)) => {
                     Known::Broken(errors.in_file(&path.display().to_string()).to_string())
@@ -184,7 +199,12 @@ impl Folder {
             }
             self.known.insert(path, found);
         }
-        Ok(())
+        for loaded in &fresh {
+            for (step, worker) in worker_steps(loaded) {
+                app.output.warning(no_worker(&loaded.flow.name, step, worker));
+            }
+        }
+        instance.register_all(&fresh).await
     }
 
     fn holder(&self, name: &str, path: &Path) -> Option<&Path> {
@@ -326,9 +346,10 @@ impl Lines<'_> {
             Event::StepLost { step, lease, .. } => {
                 Some(format!("{step}: attempt {} was lost with its process", lease.attempt))
             }
-            Event::StepWaiting { step, .. } => self.signal_of(applied, step).await.map(|signal| {
-                format!("{step}: waits; flowgate runs signal {} {signal}", applied.run_id)
-            }),
+            Event::StepWaiting { step, .. } => {
+                let command = self.signal_of(applied, step).await?;
+                Some(format!("{step}: waits for a signal\n  {command}"))
+            }
             Event::StepQueued { .. }
             | Event::StepStarted { .. }
             | Event::StepReleased { .. }
@@ -344,12 +365,12 @@ impl Lines<'_> {
         }
     }
 
-    /// The signal that a step waits for, if it is one.
-    async fn signal_of(&self, applied: &Applied, step: &str) -> Option<Arc<str>> {
+    /// How to end the wait of a step, if a signal does.
+    async fn signal_of(&self, applied: &Applied, step: &str) -> Option<String> {
         let flow = crate::lookup::flow_of(self.instance.store(), &applied.run).await.ok()?;
         let action = &flow.step(flow.step_index(step)?).action;
-        if let Action::Wait(Wait::Signal { signal, .. }) = action {
-            Some(Arc::clone(signal))
+        if let Action::Wait(Wait::Signal { signal, matches, .. }) = action {
+            Some(signal_command(applied.run_id, signal, matches))
         } else {
             None
         }

@@ -20,7 +20,7 @@ use crate::flow_files::{self, LoadedFlow};
 use crate::input;
 use crate::instance::{Instance, Work};
 use crate::lookup;
-use crate::output::{Cell, Table};
+use crate::output::{Cell, Table, status_phrase};
 use crate::progress::Progress;
 use crate::report::RunReport;
 use crate::signals::Stop;
@@ -273,18 +273,12 @@ fn stopped(app: &App, run_id: RunId, exit: Exit) -> Failure {
 }
 
 fn summary(app: &App, report: &RunReport) -> Result<(), Failure> {
-    let (before, after) = match report.status {
-        RunStatus::Running | RunStatus::Waiting => ("is ", ""),
-        RunStatus::Completed => ("", " in "),
-        RunStatus::Failed => ("", " after "),
-        RunStatus::Cancelled => ("was ", " after "),
-    };
-    let took = report.duration_ms.map(|ms| Brief(Duration::from_millis(ms)).to_string());
+    let took = report.duration_ms.map(|ms| format!(" after {}", Brief(Duration::from_millis(ms))));
     app.output.line(format_args!(
-        "run {} of flow `{}` {before}{}{after}{}",
+        "run {} of flow `{}` {}{}",
         report.run_id,
         report.flow,
-        Cell::status(report.status),
+        status_phrase(report.status),
         took.unwrap_or_default()
     ))?;
     let mut table = Table::new(&["step", "state", "attempts", "took", "note"]);

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::App;
 use crate::failure::{Exit, Outcome};
 use crate::lookup;
-use crate::output::Cell;
+use crate::output::{Cell, status_phrase};
 use crate::stores;
 
 /// Explains a run.
@@ -60,9 +60,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         return Ok(Exit::Done);
     }
     app.output.line(format_args!(
-        "run {run_id} of flow `{}` is {}:",
+        "run {run_id} of flow `{}` {}:",
         run.flow,
-        Cell::status(run.status)
+        status_phrase(run.status)
     ))?;
     for reason in &reasons {
         app.output.line(format_args!("  {reason}"))?;

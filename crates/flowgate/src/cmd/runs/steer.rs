@@ -89,10 +89,7 @@ pub(crate) async fn start(app: &App, args: Start) -> Outcome {
     let tags: BTreeMap<String, String> = args.tags.into_iter().collect();
     let request = Request::Start { flow: args.flow, input, key: args.key, tags };
     let sent = send(app, request).await?;
-    if sent.reply.existed {
-        app.output.note("there is a run with this key already");
-    }
-    sent.tell(app, "started")
+    sent.tell(app, if sent.reply.existed { "this key has a run already" } else { "started" })
 }
 
 pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
