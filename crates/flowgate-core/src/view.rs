@@ -180,15 +180,19 @@ pub fn why(flow: &Flow, standing: &Standing<'_>, now: Timestamp) -> Vec<Reason> 
             | StepState::Cancelled => {}
         }
     }
-    let ended = match run.status {
-        RunStatus::Running | RunStatus::Waiting | RunStatus::Failed => None,
+    let whole = match run.status {
+        RunStatus::Failed => None,
+        RunStatus::Running | RunStatus::Waiting => {
+            let needs_work = *standing.executor == Executor::Nobody && !standing.jobs.is_empty();
+            needs_work.then_some(Cause::Unowned {})
+        }
         RunStatus::Completed => {
             let succeeded = run.steps.iter().filter(|step| step.state == StepState::Succeeded);
             Some(Cause::Completed { succeeded: succeeded.count(), steps: run.steps.len() })
         }
         RunStatus::Cancelled => Some(Cause::Cancelled { reason: cancel_reason(standing.events) }),
     };
-    if let Some(cause) = ended {
+    if let Some(cause) = whole {
         reasons.insert(0, Reason { step: None, cause });
     }
     reasons
@@ -230,7 +234,9 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     let record = standing.run.step(job.step);
     if let Some((instance, expires_at)) = &job.lease {
         let instance = instance.clone();
-        return if *expires_at <= now {
+        return if *standing.executor == Executor::Nobody {
+            Cause::Abandoned { instance, attempt: job.attempt }
+        } else if *expires_at <= now {
             Cause::LeaseExpired { instance, expired_at: *expires_at }
         } else {
             let since = started_at(standing.events, &step.name);
@@ -247,12 +253,7 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
             message,
         };
     }
-    match standing.executor {
-        Executor::Nobody => Cause::Unowned { queue: Arc::clone(&step.queue) },
-        Executor::Known(_) | Executor::Unknown => {
-            Cause::Queued { queue: Arc::clone(&step.queue), since: job.due_at }
-        }
-    }
+    Cause::Queued { queue: Arc::clone(&step.queue), since: job.due_at }
 }
 
 fn events_of<'a>(

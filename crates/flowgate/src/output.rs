@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 
 use anstyle::{AnsiColor, Style};
+use flowgate_core::ids::RunId;
 use flowgate_core::run::{RunStatus, StepState};
 use serde::Serialize;
 
@@ -153,6 +154,15 @@ impl Display for Cell {
     }
 }
 
+/// A run's id for people: enough of it to be unique, and accepted wherever an id is.
+pub(crate) fn short(run_id: RunId) -> String {
+    // The time in milliseconds, and the first random letters.
+    const LETTERS: usize = 18;
+    let mut text = run_id.to_string();
+    text.truncate(LETTERS);
+    text
+}
+
 /// A status as the end of a sentence: `is waiting`, `completed`, `was cancelled`.
 pub(crate) fn status_phrase(status: RunStatus) -> String {
     let verb = match status {
@@ -247,6 +257,11 @@ pub(crate) fn shortened(text: &str, width: usize) -> String {
 /// Letters that fit on a line of stdout after the first `used`.
 pub(crate) fn room_after(used: usize) -> usize {
     if io::stdout().is_terminal() { terminal_width().saturating_sub(used) } else { usize::MAX }
+}
+
+/// Whether stdout is a terminal with less than `columns`.
+pub(crate) fn is_narrower_than(columns: usize) -> bool {
+    io::stdout().is_terminal() && terminal_width() < columns
 }
 
 /// How wide the terminal is.

@@ -9,7 +9,7 @@ use flowgate_core::run::StepState;
 use flowgate_core::view::Brief;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use crate::output::{Cell, Output, shortened};
+use crate::output::{Cell, Output, short, shortened};
 
 /// Steps that are drawn in place; a flow with more gets a line per step.
 const DRAWN_STEPS_MAX: usize = 24;
@@ -30,6 +30,7 @@ pub(crate) struct Progress {
 #[derive(Debug)]
 struct Drawn {
     area: MultiProgress,
+    title: ProgressBar,
     lines: Vec<ProgressBar>,
 }
 
@@ -37,7 +38,12 @@ impl Progress {
     pub(crate) fn new(output: Output, flow: &Flow, run_id: RunId) -> Self {
         let step_width = flow.steps.iter().map(|step| step.name.len()).max().unwrap_or_default();
         let can_draw = output.is_watched() && flow.steps.len() <= DRAWN_STEPS_MAX;
-        let drawn = (can_draw && !output.quiet).then(|| Drawn::new(flow, step_width));
+        let title = format!("run {run_id} of flow `{}`", flow.name);
+        let drawn =
+            (can_draw && !output.quiet).then(|| Drawn::new(flow, step_width, title.clone()));
+        if drawn.is_none() {
+            output.note(title);
+        }
         Self { output, run_id, step_width, drawn }
     }
 
@@ -72,9 +78,7 @@ impl Progress {
         }
         let until = timeout.map(|span| format!(" for up to {}", Brief(span))).unwrap_or_default();
         let command = signal_command(self.run_id, signal, matches);
-        Some(format!(
-            "waiting for the signal `{signal}`{until}; send it from another terminal with\n  {command}"
-        ))
+        Some(format!("waiting for the signal `{signal}`{until}; send it with\n  {command}"))
     }
 
     /// Says something without disturbing the lines that are redrawn.
@@ -88,6 +92,7 @@ impl Progress {
     /// Takes the redrawn lines away: the summary follows.
     pub(crate) fn finish(&self) {
         if let Some(drawn) = &self.drawn {
+            drawn.title.finish_and_clear();
             for line in &drawn.lines {
                 line.finish_and_clear();
             }
@@ -98,18 +103,22 @@ impl Progress {
 }
 
 impl Drawn {
-    fn new(flow: &Flow, step_width: usize) -> Self {
+    fn new(flow: &Flow, step_width: usize, title: String) -> Self {
         let area = MultiProgress::new();
+        let head = area.add(ProgressBar::new_spinner());
+        head.set_style(style("{msg}", "  "));
+        head.set_message(title);
+        head.tick();
         let line = |name: &str| {
             let line = area.add(ProgressBar::new_spinner());
-            line.set_style(style("  {spinner:.dim} {prefix} {msg}", "· "));
+            line.set_style(style("  {spinner:.dim} {prefix} {wide_msg}", "· "));
             line.set_prefix(format!("{name:<step_width$}"));
             line.set_message(Cell::state(StepState::Pending).to_string());
             line.tick();
             line
         };
         let lines = flow.steps.iter().map(|step| line(&step.name)).collect();
-        Self { area, lines }
+        Self { area, title: head, lines }
     }
 }
 
@@ -121,7 +130,7 @@ impl Show for ProgressBar {
     fn show(&self, state: StepState, text: &str) {
         let is_active = matches!(state, StepState::Queued | StepState::Running);
         if is_active || state == StepState::Waiting {
-            let template = "  {spinner:.cyan} {prefix} {msg} {elapsed:.dim}";
+            let template = "  {spinner:.cyan} {prefix} {wide_msg} {elapsed:.dim}";
             self.set_style(style(template, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ "));
             if self.position() == 0 {
                 self.reset_elapsed();
@@ -140,7 +149,7 @@ impl Show for ProgressBar {
                 | StepState::Cancelled => "- ",
             };
             self.disable_steady_tick();
-            self.set_style(style("  {spinner} {prefix} {msg}", mark));
+            self.set_style(style("  {spinner} {prefix} {wide_msg}", mark));
             self.tick();
         }
         self.set_message(format!("{}  {text}", padded(state)).trim_end().to_owned());
@@ -163,7 +172,7 @@ pub(crate) fn signal_command(
     matches: &serde_json::Map<String, serde_json::Value>,
 ) -> String {
     let data = serde_json::to_string(matches).expect("a map is JSON");
-    format!("flowgate runs signal {run_id} {signal} --data '{data}'")
+    format!("flowgate runs signal {} {signal} --data '{data}'", short(run_id))
 }
 
 /// Without redrawing, a line is for what has an outcome.

@@ -26,18 +26,15 @@ pub struct Reason {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
 pub enum Cause {
-    /// The step is due and waits for a free slot of the instance.
+    /// The step is due and waits in its queue.
     Queued {
         /// The queue that it waits in.
         queue: Arc<str>,
         /// Since when.
         since: Timestamp,
     },
-    /// The step is due and nobody executes the jobs of the store.
-    Unowned {
-        /// The queue that it waits in.
-        queue: Arc<str>,
-    },
+    /// Nobody executes the jobs of the store.
+    Unowned {},
     /// An instance executes the step.
     Leased {
         /// The instance.
@@ -48,6 +45,13 @@ pub enum Cause {
         since: Option<Timestamp>,
         /// When its lease ends unless it is renewed.
         expires_at: Timestamp,
+    },
+    /// The instance that executed the step is gone.
+    Abandoned {
+        /// The instance.
+        instance: InstanceId,
+        /// The attempt that ended with it.
+        attempt: u32,
     },
     /// The instance that executed the step has not been heard of.
     LeaseExpired {
@@ -140,7 +144,7 @@ impl Reason {
     /// the run.
     pub fn remedy(&self) -> Option<String> {
         match &self.cause {
-            Cause::Unowned { .. } => Some("dev".to_owned()),
+            Cause::Unowned {} => Some("dev".to_owned()),
             Cause::Signal { signal, matches, .. } => {
                 let data = serde_json::to_string(matches).expect("a map is JSON");
                 Some(format!("runs signal RUN {signal} --data '{data}'"))
@@ -150,6 +154,7 @@ impl Reason {
             }
             Cause::Queued { .. }
             | Cause::Leased { .. }
+            | Cause::Abandoned { .. }
             | Cause::LeaseExpired { .. }
             | Cause::Retrying { .. }
             | Cause::Timer { .. }
@@ -175,17 +180,20 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Queued { queue, since } => {
-                write!(f, "is due since {since} and waits for a free slot in the queue `{queue}`")
+                write!(f, "is due since {since} and waits in the queue `{queue}`")
             }
-            Self::Unowned { .. } => f.write_str("is due, and no process owns the store to run it"),
+            Self::Unowned {} => f.write_str("no process owns the store, so nothing in it runs"),
+            Self::Abandoned { instance, attempt } => {
+                write!(f, "was running: attempt {attempt} ended with its instance {instance}")
+            }
             Self::Leased { instance, attempt, since, .. } => {
                 write!(f, "is running: attempt {attempt} on instance {instance}")?;
                 since.map_or(Ok(()), |since| write!(f, " since {since}"))
             }
             Self::LeaseExpired { instance, expired_at } => write!(
                 f,
-                "was running on instance {instance}, whose lease ended at {expired_at}; whoever \
-                 owns the store next takes it over"
+                "was running on instance {instance}, whose lease ended at {expired_at}; another \
+                 attempt takes it over"
             ),
             Self::Retrying { wait_ms, failures, attempts_max, message, .. } => {
                 let wait = Brief(Duration::from_millis(*wait_ms));

@@ -151,18 +151,20 @@ fn a_due_step_is_explained_by_who_could_run_it() {
         "`charge` has not started: `pay` (`start` is queued) has not come yet",
         "`reserve` has not started: `stock` (`start` is queued) has not come yet",
     ];
-    let answer = |first| [&[first][..], &pending[..], &PENDING_TAIL[..]].concat();
-    let unowned = "`start` is due, and no process owns the store to run it";
-    play.check(&Executor::Nobody, &answer(unowned));
-    let queued = "`start` is due since 2023-11-14T22:13:20.000Z and waits for a free slot in the \
-                  queue `default`";
-    play.check(&Executor::Known("process 7".to_owned()), &answer(queued));
+    let answer = |first: &[&'static str]| [first, &pending[..], &PENDING_TAIL[..]].concat();
+    let queued = "`start` is due since 2023-11-14T22:13:20.000Z and waits in the queue `default`";
+    let unowned = "no process owns the store, so nothing in it runs";
+    play.check(&Executor::Nobody, &answer(&[unowned, queued]));
+    let owned = Executor::Known("process 7".to_owned());
+    play.check(&owned, &answer(&[queued]));
     play.lease("start", NOW.plus(Duration::from_secs(30)));
-    play.check(&Executor::Unknown, &answer("`start` is running: attempt 1 on instance host-1"));
+    play.check(&owned, &answer(&["`start` is running: attempt 1 on instance host-1"]));
+    let abandoned = "`start` was running: attempt 1 ended with its instance host-1";
+    play.check(&Executor::Nobody, &answer(&[unowned, abandoned]));
     play.lease("start", NOW);
     let expired = "`start` was running on instance host-1, whose lease ended at \
-                   2023-11-14T22:13:20.000Z; whoever owns the store next takes it over";
-    play.check(&Executor::Nobody, &answer(expired));
+                   2023-11-14T22:13:20.000Z; another attempt takes it over";
+    play.check(&owned, &answer(&[expired]));
 }
 
 #[test]
@@ -171,7 +173,7 @@ fn a_failed_attempt_and_a_timer_say_when_they_are_due() {
     play.succeed("start", &["pay", "stock"]);
     play.fail("charge");
     play.check(
-        &Executor::Nobody,
+        &Executor::Unknown,
         &[
             "`charge` tries again in 12s after failure 1 of 2: card declined",
             "`reserve` waits for its timer, which is due at 2023-11-14T23:13:20.000Z",
@@ -193,7 +195,7 @@ fn a_failed_run_names_the_step_and_what_was_skipped() {
     play.timer("reserve");
     assert_eq!(play.run.status, RunStatus::Failed);
     play.check(
-        &Executor::Nobody,
+        &Executor::Unknown,
         &[
             "`charge` failed after 2 attempts of 2: card declined",
             "`ship` was skipped: `paid` (`charge` failed) never came",
@@ -213,7 +215,7 @@ fn a_signal_is_named_with_its_deadline_and_a_completed_run_with_its_branches() {
     play.timer("reserve");
     play.succeed("ship", &[]);
     play.check(
-        &Executor::Nobody,
+        &Executor::Unknown,
         &[
             "`approve` waits for the signal `approval` until 2023-11-16T22:13:20.000Z",
             "`refund` has not started: `declined` (`charge` ended without it) has not come yet",
@@ -225,7 +227,7 @@ fn a_signal_is_named_with_its_deadline_and_a_completed_run_with_its_branches() {
     play.succeed("tell", &[]);
     assert_eq!(play.run.status, RunStatus::Completed);
     play.check(
-        &Executor::Nobody,
+        &Executor::Unknown,
         &[
             "it completed: 6 of 7 steps succeeded",
             "`refund` was skipped: `declined` (`charge` ended without it) never came",
@@ -237,7 +239,7 @@ fn a_signal_is_named_with_its_deadline_and_a_completed_run_with_its_branches() {
 fn a_cancelled_run_says_why() {
     let mut play = Play::start();
     play.report(&Report::Cancel { reason: Some("wrong customer".into()) });
-    play.check(&Executor::Nobody, &["it was cancelled: wrong customer"]);
+    play.check(&Executor::Unknown, &["it was cancelled: wrong customer"]);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::config::{StoreUrl, Synchronous};
 use crate::failure::{Failure, Outcome};
 use crate::flow_files::{self, LoadError, LoadedFlow};
 use crate::instance::{Instance, Work, worker_steps};
-use crate::output::{Cell, shortened};
+use crate::output::{Cell, short, shortened};
 use crate::progress::signal_command;
 use crate::signals::Stop;
 
@@ -31,8 +31,6 @@ const QUIET: Duration = Duration::from_millis(60);
 const QUIET_MAX: Duration = Duration::from_secs(1);
 /// Open runs that are counted; more are shown as this many and a plus.
 const OPEN_COUNTED_MAX: usize = 1_000;
-/// Letters of a run's id that tell it from others here.
-const SHORT_ID: usize = 13;
 
 /// Serves a folder.
 #[derive(Debug, clap::Args)]
@@ -308,11 +306,10 @@ impl Lines<'_> {
                 }))?;
                 continue;
             }
-            let run_id = applied.run_id.to_string();
             self.app.output.line(format_args!(
                 "{} {} {} {text}",
                 Cell::dim(clock::time_of_day()),
-                Cell::dim(&run_id[..SHORT_ID]),
+                Cell::dim(short(applied.run_id)),
                 Cell::bold(&applied.run.flow),
             ))?;
         }
@@ -327,7 +324,8 @@ impl Lines<'_> {
         match event {
             Event::RunStarted(started) => {
                 self.began.insert(applied.run_id, clock::instant());
-                let again = started.retry_of.map(|run_id| format!(", a retry of {run_id}"));
+                let again =
+                    started.retry_of.map(|run_id| format!(", a retry of {}", short(run_id)));
                 Some(format!("started{}", again.unwrap_or_default()))
             }
             Event::RunCompleted {} | Event::RunFailed { .. } | Event::RunCancelled { .. } => {

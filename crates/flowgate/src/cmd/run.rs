@@ -20,7 +20,7 @@ use crate::flow_files::{self, LoadedFlow};
 use crate::input;
 use crate::instance::{Instance, Work};
 use crate::lookup;
-use crate::output::{Cell, Table, status_phrase};
+use crate::output::{Cell, Table, short, status_phrase};
 use crate::progress::Progress;
 use crate::report::RunReport;
 use crate::signals::Stop;
@@ -138,7 +138,6 @@ impl Begin {
         };
         let run = lookup::run(store, run_id).await?.row.run;
         let flow = lookup::flow_of(store, &run).await?;
-        app.output.note(format_args!("run {run_id} of flow `{}`", flow.name));
         let progress = Progress::new(app.output, &flow, run_id);
         let followed = Follow { instance, flow, run_id, progress, no_wait: args.no_wait };
         followed.to_the_end(stop).await
@@ -158,7 +157,7 @@ async fn start(
 fn ended(run_id: RunId, status: RunStatus) -> Failure {
     let message = format!("run {run_id} has ended: it is {}", status.as_str());
     Failure::refused("run_ended", message)
-        .help(format!("try it again as a new run with `flowgate runs retry {run_id}`"))
+        .help(format!("try it again as a new run with `flowgate runs retry {}`", short(run_id)))
         .path(run_id.to_string())
 }
 
@@ -242,15 +241,15 @@ fn conclude(app: &App, followed: Followed) -> Outcome {
     }
     match ended_by {
         EndedBy::Waiting => {
-            let run_id = report.run_id;
+            let run_id = short(report.run_id);
             app.output.note(format_args!(
-                "it waits; see `flowgate why {run_id}`, go on with `flowgate run --resume {run_id}`"
+                "it waits: see `flowgate why {run_id}`\ngo on with `flowgate run --resume {run_id}`"
             ));
             Ok(Exit::Done)
         }
         EndedBy::Run | EndedBy::Stop(_) if report.status == RunStatus::Completed => Ok(Exit::Done),
         EndedBy::Run | EndedBy::Stop(_) => {
-            let run_id = report.run_id;
+            let run_id = short(report.run_id);
             app.output.note(format_args!(
                 "why: flowgate why {run_id}\nagain: flowgate runs retry {run_id}"
             ));
@@ -268,7 +267,7 @@ fn stopped(app: &App, run_id: RunId, exit: Exit) -> Failure {
     let store = app.config.settings.iter().find(|s| s.key == "store" && is_default(&s.origin));
     let store = store.map(|setting| format!(" --store {}", setting.value)).unwrap_or_default();
     Failure::new(exit, "stopped", "stopped before the run ended; nothing is lost")
-        .help(format!("go on with `flowgate run --resume {run_id}{store}`"))
+        .help(format!("go on with `flowgate run --resume {}{store}`", short(run_id)))
         .path(run_id.to_string())
 }
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::App;
 use crate::failure::{Exit, Outcome};
 use crate::lookup;
-use crate::output::{Cell, status_phrase};
+use crate::output::{Cell, short, status_phrase};
 use crate::stores;
 
 /// Explains a run.
@@ -40,9 +40,10 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let run = &detail.row.run;
     let standing = Standing { run, jobs: &jobs, events: &events, executor: &executor };
     let reasons = view::why(&flow, &standing, store.now().await?);
+    let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
     let remedy = |reason: &view::Reason| {
         let remedy = reason.remedy()?;
-        Some(format!("flowgate {}", remedy.replace("RUN", &run_id.to_string())))
+        Some(format!("flowgate {}", remedy.replace("RUN", &shown_id)))
     };
     if app.output.json {
         let reasons: Vec<_> = reasons

@@ -12,8 +12,11 @@ use serde_json::json;
 use super::super::App;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::lookup;
-use crate::output::{Cell, Table};
+use crate::output::{Cell, Table, is_narrower_than, short};
 use crate::stores;
+
+/// Columns of a terminal that has room for whole ids.
+const WIDE: usize = 110;
 
 /// Lists runs.
 #[derive(Debug, clap::Args)]
@@ -106,6 +109,7 @@ fn item(row: &RunRow) -> serde_json::Value {
 
 fn table(rows: &[RunRow], now: Timestamp) -> Table {
     let mut table = Table::new(&["run", "flow", "status", "started", "took", "note"]);
+    let narrow = is_narrower_than(WIDE);
     for row in rows {
         let run = &row.run;
         let note = match (&run.failure, &run.key) {
@@ -114,7 +118,7 @@ fn table(rows: &[RunRow], now: Timestamp) -> Table {
             (None, None) => String::new(),
         };
         table.row(vec![
-            Cell::plain(run.run_id),
+            Cell::plain(if narrow { short(run.run_id) } else { run.run_id.to_string() }),
             Cell::bold(&run.flow),
             Cell::status(run.status),
             Cell::dim(format!("{} ago", Brief(now.since(row.started_at)))),

@@ -14,6 +14,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
 use crate::instance::{Instance, Work};
 use crate::lookup;
+use crate::output::short;
 use crate::stores;
 
 /// Tries to find the owner or to become it: the owner may just be starting or ending.
@@ -164,7 +165,7 @@ impl Sent {
         if !self.is_owned && !reply.status.is_terminal() {
             app.output.note(format_args!(
                 "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
-                reply.run_id
+                short(reply.run_id)
             ));
         }
         Ok(Exit::Done)
