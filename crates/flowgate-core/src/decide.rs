@@ -18,6 +18,10 @@ use crate::run::{Run, StepState};
 
 mod output;
 mod retry_run;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod world;
 
 pub use retry_run::retry;
 

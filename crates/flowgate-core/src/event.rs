@@ -19,6 +19,7 @@ pub const FORMAT: u32 = 1;
 /// Something that happened in a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data")]
+#[expect(clippy::enum_variant_names, reason = "the names are those of the stored types")]
 pub enum Event {
     /// The run was accepted. Always the first event.
     #[serde(rename = "run.started")]
