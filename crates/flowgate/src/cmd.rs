@@ -64,7 +64,7 @@ struct Global {
     /// Print data and errors only
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// When to use colours
+    /// When to use colours; auto is on a terminal unless NO_COLOR is set
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     color: Color,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::Action;
@@ -10,7 +11,7 @@ use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_engine::{Applied, Engine, EngineConfig, EngineError, StartRequest, Workers};
-use flowgate_store::{Queues, Store};
+use flowgate_store::{Queues, Retention, Store};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +23,9 @@ use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
 use crate::stores::{self, OwnStore};
+
+const SWEEP_MIN: Duration = Duration::from_secs(1);
+const SWEEP_MAX: Duration = Duration::from_secs(60);
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,7 @@ impl Instance {
             lease: app.config.lease,
             shutdown_grace: app.config.shutdown_grace,
             retention: app.config.retention,
+            retention_interval: sweep_interval(&app.config.retention),
             ..EngineConfig::new(instance_id)
         };
         let engine =
@@ -146,6 +151,11 @@ impl Instance {
         while socket.join_next().await.is_some() {}
         self.own.close().await;
     }
+}
+
+/// How often finished runs are swept: what is kept for a short time must also go soon.
+fn sweep_interval(retention: &Retention) -> Duration {
+    retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
 }
 
 fn reply(run: &Run, existed: bool) -> Reply {

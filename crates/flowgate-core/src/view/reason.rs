@@ -214,12 +214,12 @@ impl fmt::Display for Cause {
                 if *handled { f.write_str("; a step subscribes to this failure") } else { Ok(()) }
             }
             Self::Completed { succeeded, steps } => {
-                write!(f, "it completed: {succeeded} of {steps} steps succeeded")
+                write!(f, "{succeeded} of {steps} steps succeeded")
             }
-            Self::Cancelled { reason } => {
-                f.write_str("it was cancelled")?;
-                said(f, reason.as_deref())
+            Self::Cancelled { reason: Some(reason) } => {
+                write!(f, "somebody cancelled it: {reason}")
             }
+            Self::Cancelled { reason: None } => f.write_str("somebody cancelled it"),
             Self::Unknown {} => f.write_str("is open, and the store shows no job for it"),
         }
     }
