@@ -31,6 +31,9 @@ Examples:
   flowgate runs list --status failed --since 1h
   flowgate why latest";
 
+const STORE_HELP: &str = "Where runs live: sqlite:PATH or memory: [env: FLOWGATE_STORE] \
+                          [default: sqlite:.flowgate/flowgate.db]";
+
 /// Runs flows: graphs of steps that subscribe to events and emit events.
 #[derive(Debug, Parser)]
 #[command(name = "flowgate", after_help = AFTER_HELP, disable_help_subcommand = true)]
@@ -45,9 +48,7 @@ struct Cli {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Global options")]
 struct Global {
-    /// Where runs live: sqlite:PATH or memory: [env: FLOWGATE_STORE]
-    /// [default: sqlite:.flowgate/flowgate.db]
-    #[arg(long, global = true, value_name = "URL")]
+    #[arg(long, global = true, value_name = "URL", help = STORE_HELP)]
     store: Option<String>,
     /// Print data as JSON
     #[arg(long, global = true)]
@@ -64,7 +65,7 @@ struct Global {
     /// Print data and errors only
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// When to use colours; auto is on a terminal unless NO_COLOR is set
+    /// When to use colours
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     color: Color,
 }
@@ -102,10 +103,8 @@ pub(crate) fn main() -> ExitCode {
         Err(exit) => return exit,
     };
     let Cli { global, command } = cli;
-    global.color.apply();
-    let output = Output { json: global.json, quiet: global.quiet };
-    let outcome = global.flags(&command).and_then(|flags| {
-        let config = Config::load(&flags)?;
+    let output = Output { json: global.json, quiet: global.quiet, color: global.color };
+    let outcome = Config::load(&global.flags(&command)).and_then(|config| {
         logging::start(config.log);
         dispatch(App { config, output }, command)
     });
@@ -145,7 +144,7 @@ fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
 }
 
 impl Global {
-    fn flags(&self, command: &Command) -> Result<Flags, Failure> {
+    fn flags(&self, command: &Command) -> Flags {
         let mut values: Vec<_> =
             (self.set.iter()).map(|(key, value)| (key.clone(), value.clone(), "--set")).collect();
         if let Some(store) = &self.store {
@@ -172,7 +171,7 @@ impl Global {
         values.extend(
             concurrency.map(|n| ("concurrency".to_owned(), n.to_string(), "--concurrency")),
         );
-        Ok(Flags { values, file: self.config.clone() })
+        Flags { values, file: self.config.clone() }
     }
 }
 
@@ -192,7 +191,7 @@ fn parse() -> Result<Cli, ExitCode> {
             let text = error.render().to_string();
             let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
             let failure = Failure::usage("usage", message).help("see `flowgate --help`");
-            Output { json: true, quiet: false }.failure(&failure);
+            Output { json: true, ..Output::default() }.failure(&failure);
             return Exit::Usage.into();
         }
         // Whoever closed the pipe does not want to read the help.

@@ -21,7 +21,7 @@ mod file;
 /// The file that is looked for in the current folder.
 const FILE: &str = "flowgate.toml";
 const LEASE_MIN: Duration = Duration::from_secs(1);
-const LEASE_MAX: Duration = Duration::from_secs(3600);
+const LEASE_MAX: Duration = Duration::from_hours(1);
 const CONCURRENCY_MAX: usize = 10_000;
 
 /// A setting: its key in the file, its variable, its default and what it is.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -249,7 +250,6 @@ impl Address {
         if path.as_os_str().len() <= BYTES_MAX || !cfg!(target_os = "linux") {
             return Ok(Self { path: path.to_owned(), _folder: None });
         }
-        use std::os::fd::AsRawFd;
         let folder = std::fs::File::open(path.parent().unwrap_or(Path::new(".")))?;
         let name = path.file_name().unwrap_or_default();
         let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);

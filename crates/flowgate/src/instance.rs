@@ -25,7 +25,7 @@ use crate::lookup;
 use crate::stores::{self, OwnStore};
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
-const SWEEP_MAX: Duration = Duration::from_secs(60);
+const SWEEP_MAX: Duration = Duration::from_mins(1);
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,8 @@
 use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 
+use anstream::adapter::strip_str;
+use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 use flowgate_core::ids::RunId;
 use flowgate_core::run::{RunStatus, StepState};
@@ -14,12 +16,14 @@ use crate::failure::Failure;
 const WIDTH_DEFAULT: usize = 100;
 
 /// How this process prints.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Output {
     /// Data is JSON, and so are errors.
     pub(crate) json: bool,
     /// Nothing but data, warnings and errors.
     pub(crate) quiet: bool,
+    /// When to use colours.
+    pub(crate) color: Color,
 }
 
 /// When to use colours.
@@ -33,35 +37,34 @@ pub(crate) enum Color {
 }
 
 impl Color {
-    /// Makes everything that is printed from now on follow this choice.
-    pub(crate) fn apply(self) {
+    fn choice(self) -> ColorChoice {
         match self {
-            Self::Auto => anstream::ColorChoice::Auto.write_global(),
-            Self::Always => anstream::ColorChoice::Always.write_global(),
-            Self::Never => anstream::ColorChoice::Never.write_global(),
+            Self::Auto => ColorChoice::Auto,
+            Self::Always => ColorChoice::Always,
+            Self::Never => ColorChoice::Never,
         }
     }
 }
 
 impl Output {
     /// A line of data.
-    pub(crate) fn line(&self, line: impl Display) -> Result<(), Failure> {
-        written(writeln!(anstream::stdout(), "{line}"))
+    pub(crate) fn line(self, line: impl Display) -> Result<(), Failure> {
+        let mut stdout = AutoStream::new(io::stdout(), self.color.choice());
+        written(writeln!(stdout, "{line}"))
     }
 
     /// Data that ends its own lines.
-    pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
-        let end = if text.ends_with('\n') { "" } else { "\n" };
-        written(write!(anstream::stdout(), "{text}{end}"))
+    pub(crate) fn text(self, text: &str) -> Result<(), Failure> {
+        self.line(text.strip_suffix('\n').unwrap_or(text))
     }
 
     /// One JSON value on a line of its own.
-    pub(crate) fn json_line(&self, value: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn json_line(self, value: &impl Serialize) -> Result<(), Failure> {
         self.line(serde_json::to_string(value).expect("our values have a JSON form"))
     }
 
     /// The one JSON value that a verb prints: indented where a person reads it.
-    pub(crate) fn json(&self, value: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn json(self, value: &impl Serialize) -> Result<(), Failure> {
         if io::stdout().is_terminal() {
             return self.line(serde_json::to_string_pretty(value).expect("our values are JSON"));
         }
@@ -69,20 +72,20 @@ impl Output {
     }
 
     /// Something that a person wants to know and a program does not.
-    pub(crate) fn note(&self, note: impl Display) {
+    pub(crate) fn note(self, note: impl Display) {
         if !self.quiet && !self.json {
             self.stderr(note);
         }
     }
 
     /// Something that should not be overlooked.
-    pub(crate) fn warning(&self, warning: impl Display) {
+    pub(crate) fn warning(self, warning: impl Display) {
         let style = AnsiColor::Yellow.on_default().bold();
         self.stderr(format_args!("{style}warning:{style:#} {warning}"));
     }
 
     /// Why the verb failed, and the way out.
-    pub(crate) fn failure(&self, failure: &Failure) {
+    pub(crate) fn failure(self, failure: &Failure) {
         if self.json {
             return self.stderr(failure.json());
         }
@@ -93,14 +96,24 @@ impl Output {
         }
     }
 
-    fn stderr(&self, line: impl Display) {
+    fn stderr(self, line: impl Display) {
+        let mut stderr = AutoStream::new(io::stderr(), self.color.choice());
         // Nobody can be told that stderr is gone.
-        drop(writeln!(anstream::stderr(), "{line}"));
+        drop(writeln!(stderr, "{line}"));
     }
 
-    /// Whether a person watches what goes to stderr.
-    pub(crate) fn is_watched(&self) -> bool {
-        io::stderr().is_terminal()
+    /// Whether lines on stderr are redrawn: a person watches, and wants to see more than data.
+    pub(crate) fn can_redraw(self) -> bool {
+        io::stderr().is_terminal() && !self.quiet
+    }
+
+    /// Styled text as it may be drawn on stderr.
+    pub(crate) fn drawn(self, text: &str) -> String {
+        let choice = match self.color {
+            Color::Auto => AutoStream::choice(&io::stderr()),
+            Color::Always | Color::Never => self.color.choice(),
+        };
+        if choice == ColorChoice::Never { strip_str(text).to_string() } else { text.to_owned() }
     }
 }
 
@@ -210,7 +223,7 @@ impl Table {
     }
 
     /// Prints it; the last column is cut where the terminal ends.
-    pub(crate) fn print(&self, output: &Output) -> Result<(), Failure> {
+    pub(crate) fn print(&self, output: Output) -> Result<(), Failure> {
         let width = io::stdout().is_terminal().then(terminal_width);
         output.text(&self.render(width))
     }
@@ -276,7 +289,7 @@ mod tests {
         let mut table = Table::new(&["step", "state", "error"]);
         table.row(vec![Cell::plain("a"), Cell::plain("succeeded"), Cell::plain("")]);
         table.row(vec![Cell::plain("charge"), Cell::plain("failed"), Cell::plain("no such card")]);
-        let plain = |width| anstream::adapter::strip_str(&table.render(width)).to_string();
+        let plain = |width| strip_str(&table.render(width)).to_string();
         let full = "STEP    STATE      ERROR\na       succeeded\ncharge  failed     no such card\n";
         assert_eq!(plain(None), full);
         assert_eq!(plain(Some(26)).lines().last(), Some("charge  failed     no suc…"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::flow::{Action, Flow, Wait};
-use flowgate_core::ids::RunId;
+use flowgate_core::ids::{RunId, StepIndex};
 use flowgate_core::run::StepState;
 use flowgate_core::view::Brief;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -29,6 +29,7 @@ pub(crate) struct Progress {
 /// The lines that are redrawn, one for each step.
 #[derive(Debug)]
 struct Drawn {
+    output: Output,
     area: MultiProgress,
     title: ProgressBar,
     lines: Vec<ProgressBar>,
@@ -37,10 +38,9 @@ struct Drawn {
 impl Progress {
     pub(crate) fn new(output: Output, flow: &Flow, run_id: RunId) -> Self {
         let step_width = flow.steps.iter().map(|step| step.name.len()).max().unwrap_or_default();
-        let can_draw = output.is_watched() && flow.steps.len() <= DRAWN_STEPS_MAX;
+        let can_draw = output.can_redraw() && flow.steps.len() <= DRAWN_STEPS_MAX;
         let title = format!("run {run_id} of flow `{}`", flow.name);
-        let drawn =
-            (can_draw && !output.quiet).then(|| Drawn::new(flow, step_width, title.clone()));
+        let drawn = can_draw.then(|| Drawn::new(output, flow, step_width, title.clone()));
         if drawn.is_none() {
             output.note(title);
         }
@@ -57,7 +57,7 @@ impl Progress {
         }
         let Some((state, text)) = told(&stored.event) else { return };
         match &self.drawn {
-            Some(drawn) => drawn.lines[index.at()].show(state, &text),
+            Some(drawn) => drawn.show(index, state, &text),
             None if is_worth_a_line(state, &text) => {
                 let name = &flow.step(index).name;
                 let width = self.step_width;
@@ -103,7 +103,7 @@ impl Progress {
 }
 
 impl Drawn {
-    fn new(flow: &Flow, step_width: usize, title: String) -> Self {
+    fn new(output: Output, flow: &Flow, step_width: usize, title: String) -> Self {
         let area = MultiProgress::new();
         let head = area.add(ProgressBar::new_spinner());
         head.set_style(style("{msg}", "  "));
@@ -113,46 +113,40 @@ impl Drawn {
             let line = area.add(ProgressBar::new_spinner());
             line.set_style(style("  {spinner:.dim} {prefix} {wide_msg}", "· "));
             line.set_prefix(format!("{name:<step_width$}"));
-            line.set_message(Cell::state(StepState::Pending).to_string());
+            line.set_message(output.drawn(&Cell::state(StepState::Pending).to_string()));
             line.tick();
             line
         };
         let lines = flow.steps.iter().map(|step| line(&step.name)).collect();
-        Self { area, title: head, lines }
+        Self { output, area, title: head, lines }
     }
 }
 
-trait Show {
-    fn show(&self, state: StepState, text: &str);
-}
-
-impl Show for ProgressBar {
-    fn show(&self, state: StepState, text: &str) {
-        let is_active = matches!(state, StepState::Queued | StepState::Running);
-        if is_active || state == StepState::Waiting {
-            let template = "  {spinner:.cyan} {prefix} {wide_msg} {elapsed:.dim}";
-            self.set_style(style(template, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ "));
-            if self.position() == 0 {
-                self.reset_elapsed();
-                self.set_position(1);
-            }
-            self.enable_steady_tick(TICK);
+impl Drawn {
+    fn show(&self, index: StepIndex, state: StepState, text: &str) {
+        let line = &self.lines[index.at()];
+        let mark = match state {
+            StepState::Queued | StepState::Running | StepState::Waiting => None,
+            StepState::Succeeded => Some("✓ "),
+            StepState::Failed => Some("✗ "),
+            StepState::Pending | StepState::Skipped | StepState::Cancelled => Some("- "),
+        };
+        if let Some(mark) = mark {
+            line.disable_steady_tick();
+            line.set_style(style("  {spinner} {prefix} {wide_msg}", mark));
+            line.tick();
         } else {
-            let mark = match state {
-                StepState::Succeeded => "✓ ",
-                StepState::Failed => "✗ ",
-                StepState::Pending
-                | StepState::Queued
-                | StepState::Running
-                | StepState::Waiting
-                | StepState::Skipped
-                | StepState::Cancelled => "- ",
-            };
-            self.disable_steady_tick();
-            self.set_style(style("  {spinner} {prefix} {wide_msg}", mark));
-            self.tick();
+            let template = "  {spinner:.cyan} {prefix} {wide_msg} {elapsed:.dim}";
+            line.set_style(style(template, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ "));
+            // Its time counts from the moment that it became due.
+            if line.position() == 0 {
+                line.reset_elapsed();
+                line.set_position(1);
+            }
+            line.enable_steady_tick(TICK);
         }
-        self.set_message(format!("{}  {text}", padded(state)).trim_end().to_owned());
+        let message = format!("{}  {text}", padded(state));
+        line.set_message(self.output.drawn(message.trim_end()));
     }
 }
 

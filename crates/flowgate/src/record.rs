@@ -67,6 +67,8 @@ pub(crate) fn detail(event: &Event) -> String {
         | Event::StepSkipped { .. }
         | Event::StepCancelled { .. }
         | Event::StepCarried { .. }
+        // A wait that a signal ended took no time of any attempt.
+        | Event::StepSucceeded { lease: None, .. }
         | Event::RunCompleted {} => String::new(),
         Event::StepStarted { lease, .. }
         | Event::StepLost { lease, .. }
@@ -81,8 +83,6 @@ pub(crate) fn detail(event: &Event) -> String {
             let wait = Brief(Duration::from_millis(*retry_after_ms));
             format!("attempt {}: {}; next in {wait}", lease.attempt, error.message)
         }
-        // A wait that a signal ended took no time of any attempt.
-        Event::StepSucceeded { lease: None, .. } => String::new(),
         Event::StepSucceeded { elapsed_us, result, .. } => {
             let took = Brief(Duration::from_micros(*elapsed_us));
             result.as_ref().map_or_else(

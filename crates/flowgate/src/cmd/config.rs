@@ -66,6 +66,6 @@ fn show(app: &App) -> Outcome {
             Cell::dim(key.what),
         ]);
     }
-    table.print(&app.output)?;
+    table.print(app.output)?;
     Ok(Exit::Done)
 }

@@ -172,17 +172,18 @@ impl Folder {
         let mut fresh = Vec::new();
         for path in paths {
             let found = match flow_files::load(&path) {
-                Ok(loaded) => match self.holder(&loaded.flow.name, &path) {
-                    Some(other) => Known::doubled(&path, &loaded, other),
-                    None => {
-                        let known = Known::served(&loaded);
-                        if self.known.get(&path) != Some(&known) {
-                            self.announce(app, &path, &known);
-                            fresh.push(loaded);
-                        }
-                        known
+                Ok(loaded) => {
+                    let other = self.holder(&loaded.flow.name, &path);
+                    let known = other.map(|other| Known::doubled(&path, &loaded, other));
+                    let known = known.unwrap_or_else(|| Known::served(&loaded));
+                    if matches!(known, Known::Served { .. })
+                        && self.known.get(&path) != Some(&known)
+                    {
+                        self.announce(app, &path, &known);
+                        fresh.push(loaded);
                     }
-                },
+                    known
+                }
                 Err(LoadError::Invalid(_)) if !flow_files::claims_to_be_flow(&path) => continue,
                 Err(LoadError::Invalid(errors)) => {
                     Known::Broken(errors.in_file(&path.display().to_string()).to_string())

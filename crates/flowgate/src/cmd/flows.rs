@@ -177,7 +177,7 @@ async fn list(app: &App) -> Outcome {
             Cell::dim(file.description.as_deref().unwrap_or_default()),
         ]);
     }
-    table.print(&app.output)?;
+    table.print(app.output)?;
     Ok(Exit::Done)
 }
 
@@ -233,7 +233,7 @@ async fn show(app: &App, text: &str, file_only: bool) -> Outcome {
             Cell::dim(does(&step.action)),
         ]);
     }
-    table.print(&app.output)?;
+    table.print(app.output)?;
     Ok(Exit::Done)
 }
 

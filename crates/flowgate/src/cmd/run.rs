@@ -89,7 +89,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
 /// What is to be run.
 enum Begin {
     Resume(String),
-    File { loaded: LoadedFlow, input: Payload },
+    File { loaded: Box<LoadedFlow>, input: Payload },
     Stored { flow: String, input: Payload },
 }
 
@@ -101,7 +101,7 @@ impl Begin {
         if path.is_file() {
             let loaded = flow_files::load(path).map_err(|error| error.into_failure(path))?;
             check_input(&loaded.flow, &input)?;
-            return Ok(Self::File { loaded, input });
+            return Ok(Self::File { loaded: Box::new(loaded), input });
         }
         if flow_files::is_path(flow) {
             return Err(flow_files::missing(path));
@@ -140,7 +140,7 @@ impl Begin {
         let flow = lookup::flow_of(store, &run).await?;
         let progress = Progress::new(app.output, &flow, run_id);
         let followed = Follow { instance, flow, run_id, progress, no_wait: args.no_wait };
-        followed.to_the_end(stop).await
+        followed.until_end(stop).await
     }
 }
 
@@ -194,7 +194,7 @@ enum EndedBy {
 }
 
 impl Follow<'_> {
-    async fn to_the_end(mut self, stop: &mut Stop) -> Result<Followed, Failure> {
+    async fn until_end(mut self, stop: &mut Stop) -> Result<Followed, Failure> {
         let mut news = self.instance.news();
         let mut after = 0;
         let ended_by = loop {
@@ -290,5 +290,5 @@ fn summary(app: &App, report: &RunReport) -> Result<(), Failure> {
             Cell::dim(note_of(step)),
         ]);
     }
-    table.print(&app.output)
+    table.print(app.output)
 }

@@ -96,5 +96,5 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
 }
 
 fn line_at(text: &str, offset: usize) -> usize {
-    1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
+    1 + text.get(..offset).unwrap_or(text).matches('\n').count()
 }

@@ -24,7 +24,7 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
     assert_eq!(config.lease, Duration::from_secs(9));
     assert_eq!(config.concurrency, 3);
     assert_eq!(config.log, LevelFilter::INFO);
-    assert_eq!(config.retention.events, Duration::from_secs(24 * 3600));
+    assert_eq!(config.retention.events, Duration::from_hours(24));
     let origins: Vec<String> = config
         .settings
         .iter()

@@ -1,4 +1,6 @@
 //! The whole program: real processes on real files.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::disallowed_methods, reason = "these tests watch processes in real time")]
 
 mod config;
 mod crash;

@@ -57,8 +57,7 @@ fn a_run_is_found_by_its_id_its_beginning_and_latest() {
     sandbox.write("instant.yaml", INSTANT);
     let run = |key: &str| {
         let args = ["run", "instant.yaml", "--key", key, "--json"];
-        let run_id = sandbox.flowgate(&args).exits(0).json()["run_id"].as_str().unwrap().to_owned();
-        run_id
+        sandbox.flowgate(&args).exits(0).json()["run_id"].as_str().unwrap().to_owned()
     };
     let (one, two) = (run("a"), run("b"));
     assert_ne!(one[..6], two[..6]);

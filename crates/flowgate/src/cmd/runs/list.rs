@@ -85,7 +85,7 @@ pub(crate) async fn run(app: &App, args: Args) -> Outcome {
         app.output.note("no runs");
         return Ok(Exit::Done);
     }
-    table(&rows, now).print(&app.output)?;
+    table(&rows, now).print(app.output)?;
     if let Some(next) = next {
         app.output.note(format_args!("more: flowgate runs list --after {next} …"));
     }

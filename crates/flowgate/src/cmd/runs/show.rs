@@ -80,7 +80,7 @@ fn print_facts(
         fact("events", &"removed by retention")?;
     }
     app.output.line("")?;
-    step_table(facts, detail, now).print(&app.output)
+    step_table(facts, detail, now).print(app.output)
 }
 
 fn step_table(facts: &RunFacts, detail: &RunDetail, now: Timestamp) -> Table {
