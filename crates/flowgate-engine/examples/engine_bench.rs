@@ -3,6 +3,7 @@
 //! `cargo run --release -p flowgate-engine --example engine_bench -- [memory|sqlite] [seconds]`
 #![expect(clippy::print_stdout, reason = "its output is what it is for")]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use flowgate_core::flow::Flow;
 use flowgate_core::payload::Payload;
 use flowgate_engine::{Engine, EngineConfig, HandlerError, StartRequest, StepContext, Workers};
-use flowgate_store::{MemoryStore, Store};
+use flowgate_store::{MemoryStore, SqliteOptions, SqliteStore, Store};
 use serde::de::IgnoredAny;
 use serde_json::json;
 use tokio::time::Instant;
@@ -27,15 +28,21 @@ async fn main() -> anyhow::Result<()> {
     for (name, file, steps) in shapes {
         let flow = Flow::new(serde_json::from_value(file)?)
             .map_err(|problems| anyhow::anyhow!("the flow is not valid: {problems:?}"))?;
-        measure(name, open(&store)?, &flow, steps, Duration::from_secs(seconds)).await?;
+        let folder = tempfile::tempdir()?;
+        let store = open(&store, folder.path()).await?;
+        measure(name, store, &flow, steps, Duration::from_secs(seconds)).await?;
     }
     Ok(())
 }
 
-fn open(kind: &str) -> anyhow::Result<Arc<dyn Store>> {
+async fn open(kind: &str, folder: &Path) -> anyhow::Result<Arc<dyn Store>> {
     match kind {
         "memory" => Ok(Arc::new(MemoryStore::new())),
-        other => anyhow::bail!("there is no store `{other}` here"),
+        "sqlite" => {
+            let options = SqliteOptions::new(flowgate_engine::instance_id());
+            Ok(Arc::new(SqliteStore::open(folder.join("bench.db"), options).await?))
+        }
+        other => anyhow::bail!("there is no store `{other}` here; name `memory` or `sqlite`"),
     }
 }
 

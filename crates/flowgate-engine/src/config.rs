@@ -108,8 +108,8 @@ impl EngineConfig {
             shutdown_grace: Duration::from_secs(10),
             started_after: Duration::from_millis(50),
             retention: Retention::DEFAULT,
-            retention_interval: Duration::from_secs(60),
-            reconcile_interval: Duration::from_secs(60),
+            retention_interval: Duration::from_mins(1),
+            reconcile_interval: Duration::from_mins(1),
             renewals: Renewals::OwnThread,
             process: ProcessConfig::from_env(),
             http: HttpConfig::DEFAULT,
@@ -163,7 +163,7 @@ impl HttpConfig {
     /// Ten seconds to connect, five minutes in all, and a body that holds the largest payload.
     pub const DEFAULT: Self = Self {
         connect_timeout: Duration::from_secs(10),
-        timeout: Duration::from_secs(300),
+        timeout: Duration::from_mins(5),
         body_bytes_max: limits::PAYLOAD_BYTES_MAX + (64 << 10),
     };
 }
@@ -174,7 +174,7 @@ pub fn instance_id() -> InstanceId {
         .ok()
         .or_else(|| std::env::var_os("HOSTNAME").and_then(|name| name.into_string().ok()))
         .unwrap_or_default();
-    let host: String = host.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
+    let host: String = host.trim().chars().filter(char::is_ascii_graphic).take(64).collect();
     let host = if host.is_empty() { "instance" } else { host.as_str() };
     InstanceId(format!("{host}-{:08x}", fastrand::u32(..)).into())
 }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use flowgate_core::decide::Rejection;
-use flowgate_core::flow::Problem;
+use flowgate_core::flow::{InputProblem, Problem};
 use flowgate_core::ids::{Revision, RunId};
-use flowgate_core::payload::PayloadError;
 use flowgate_store::StoreError;
 
 /// The engine could not do what it was asked.
@@ -28,12 +27,12 @@ pub enum EngineError {
     /// The revision that the run is pinned to cannot be used.
     #[error("the revision cannot be used")]
     Flow(#[source] FlowError),
-    /// The input, the key or the tags are over a limit.
+    /// The input does not meet the flow's schema.
+    #[error(transparent)]
+    Input(InputProblem),
+    /// The key or the tags are over a limit.
     #[error("{0}")]
     Invalid(String),
-    /// The input is not a payload.
-    #[error("the data cannot be kept")]
-    Payload(#[source] Arc<PayloadError>),
     /// A start with this key had another input.
     #[error("the key `{key}` was used with another input, for run {run_id}")]
     KeyConflict {

@@ -22,8 +22,12 @@ pub(crate) fn begin(attempt: Arc<Attempt>) {
     }
     let flow = Arc::clone(&attempt.flow);
     match &attempt.step().action {
-        Action::Worker(name) => match flow.handler(attempt.claimed.job.job_id.step) {
-            Some(handler) => match worker::begin(&**handler, &attempt) {
+        Action::Worker(name) => {
+            let begun = match flow.handler(attempt.claimed.job.job_id.step) {
+                Some(handler) => worker::begin(&**handler, &attempt),
+                None => Ok(no_handler(&attempt, name)),
+            };
+            match begun {
                 Ok(ending) => attempt.end(ending),
                 Err(rest) => {
                     let instance = Arc::clone(&attempt.instance);
@@ -32,12 +36,8 @@ pub(crate) fn begin(attempt: Arc<Attempt>) {
                         attempt.end(ending);
                     });
                 }
-            },
-            None => {
-                let ending = no_handler(&attempt, name);
-                attempt.end(ending);
             }
-        },
+        }
         Action::Process(_) | Action::Shell(_) => {
             let instance = Arc::clone(&attempt.instance);
             instance.tasks.spawn(async move {

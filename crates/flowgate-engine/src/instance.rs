@@ -21,6 +21,7 @@ use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
 use crate::logs::LogSink;
 use crate::metrics::Metrics;
+use crate::run_ids::RunIds;
 use crate::slots::Slots;
 
 /// Applied commits that a slow listener may fall behind.
@@ -39,6 +40,7 @@ pub(crate) struct Instance {
     pub(crate) logs: LogSink,
     pub(crate) metrics: Metrics,
     pub(crate) commit_ids: CommitIds,
+    pub(crate) run_ids: RunIds,
     /// Attempts that wait for their first poll.
     pub(crate) ready: Ready,
     pub(crate) waits: Waits,
@@ -71,6 +73,7 @@ impl Instance {
         config: EngineConfig,
         logs: LogSink,
     ) -> Self {
+        let run_ids = RunIds::default();
         Self {
             store,
             workers,
@@ -80,7 +83,8 @@ impl Instance {
             slots: Slots::new(config.slots),
             logs,
             metrics: Metrics::new(),
-            commit_ids: CommitIds::new(fastrand::u64(..)),
+            commit_ids: CommitIds::new(run_ids.random()),
+            run_ids,
             ready: Ready::default(),
             waits: Waits::default(),
             live: broadcast::channel(LIVE_MAX).0,

@@ -108,7 +108,7 @@ async fn keep(instance: Arc<Instance>, stop: CancellationToken) {
 /// A handler that blocks in its first poll cannot arm the timer that says it runs.
 fn report_long_ones(attempts: &[Arc<Attempt>], started_after: Duration, now: Instant) {
     let is_long = |a: &&Arc<Attempt>| now.saturating_duration_since(a.began) >= started_after;
-    attempts.iter().filter(is_long).for_each(|attempt| attempt.report_started());
+    attempts.iter().filter(is_long).for_each(Attempt::report_started);
 }
 
 /// Renews leases; false if the store did not answer.
@@ -142,7 +142,7 @@ async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], wait_max: Duratio
 
 fn stop_untrusted(instance: &Instance, attempts: &[Arc<Attempt>]) {
     let lease = instance.config.lease;
-    let trusted_for = lease - lease / 10;
+    let trusted_for = lease.mul_f64(0.9);
     let now = clock::now();
     for attempt in attempts {
         if attempt.unheld_for(now) >= trusted_for && !attempt.is_over() {

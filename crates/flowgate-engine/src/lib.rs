@@ -26,6 +26,7 @@ mod instance;
 mod leases;
 mod logs;
 mod metrics;
+mod run_ids;
 mod slots;
 mod supervisor;
 mod text;

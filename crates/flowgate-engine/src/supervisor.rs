@@ -27,6 +27,7 @@ use crate::flows::LoadedFlow;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
 use crate::leases::LeaseKeeper;
+use crate::run_ids::RunIds;
 use crate::{clock, housekeeping, logs, worker};
 
 /// A running instance. Clones are handles of the same one.
@@ -167,7 +168,7 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Started, EngineError> {
         let flow = self.flow(flow.into()).await?;
-        let start = new_start(&flow.flow, request)?;
+        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
         self.begin(flow, start).await
     }
 
@@ -178,7 +179,7 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Arc<Run>, EngineError> {
         let flow = self.flow(flow.into()).await?;
-        let start = new_start(&flow.flow, request)?;
+        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
         let run_id = start.run_id;
         // Listening from before the start, it needs no read.
         let ended = self.instance().waits.wait(run_id);
@@ -188,7 +189,7 @@ impl Engine {
             Ok(_) => tokio::select! {
                 run = ended => run.map_err(|_| EngineError::Closed),
                 // It may end on another instance.
-                detail = self.wait_polling(run_id) => detail.map(|detail| detail.row.run),
+                detail = self.wait_elsewhere(run_id) => detail.map(|detail| detail.row.run),
             },
             Err(error) => Err(error),
         };
@@ -222,7 +223,7 @@ impl Engine {
         let seed = self.seed(run_id).await?;
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
         let log = self.whole_log(run_id).await?;
-        let new_id = RunId(uuid::Uuid::now_v7());
+        let new_id = instance.run_ids.next();
         let commit_id = instance.commit_ids.next();
         let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
             .map_err(EngineError::Rejected)?;
@@ -397,6 +398,12 @@ impl Engine {
         }
     }
 
+    /// Like [`Self::wait_polling`], for a run that will most likely end here before the first read.
+    async fn wait_elsewhere(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
+        tokio::time::sleep(jittered(self.config().poll_max)).await;
+        self.wait_polling(run_id).await
+    }
+
     /// Reads a run, less and less often, until it has ended.
     async fn wait_polling(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
         let poll_max = self.config().poll_max;
@@ -431,7 +438,9 @@ impl Drop for Inner {
 async fn hand_back(instance: &Instance) {
     let attempts = instance.in_flight.attempts();
     tracing::info!(attempts = attempts.len(), "handing back what did not finish in time");
-    attempts.iter().for_each(|attempt| attempt.stop(Stop::Shutdown));
+    for attempt in &attempts {
+        attempt.stop(Stop::Shutdown);
+    }
     let grace = instance.config.process.kill_grace + Duration::from_millis(500);
     if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
         // Handlers that block: their jobs go back, and what they may still report is dropped.
@@ -441,8 +450,10 @@ async fn hand_back(instance: &Instance) {
     }
 }
 
-fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
+/// Checks a start, and gives it its run id.
+fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Start, EngineError> {
     let StartRequest { input, key, tags, run_id } = request;
+    flow.check_input(&input).map_err(EngineError::Input)?;
     if let Some(key) = &key
         && (key.is_empty() || key.len() > limits::KEY_BYTES_MAX || key.contains('\0'))
     {
@@ -463,7 +474,7 @@ fn new_start(flow: &Flow, request: StartRequest) -> Result<Start, EngineError> {
     let run_id = match (&key, run_id) {
         (Some(key), None) => RunId::derived(&flow.name, key),
         (None, Some(run_id)) => run_id,
-        (None, None) => RunId(uuid::Uuid::now_v7()),
+        (None, None) => run_ids.next(),
         (Some(_), Some(_)) => {
             let message = "a start has a key or a run id, not both: the key gives the run its id";
             return Err(EngineError::Invalid(message.to_owned()));

@@ -25,7 +25,7 @@ pub(super) fn decide(instance: &Instance, entry: &mut Entry) -> Option<(Commit, 
     let mut items: Vec<Item> = Vec::new();
     let mut pending = std::mem::take(&mut entry.pending).into_iter();
     let mut bytes = 0;
-    while let Some(mut item) = pending.next() {
+    for mut item in pending.by_ref() {
         if !prepare(&mut item, &items) {
             continue;
         }
@@ -76,11 +76,11 @@ fn prepare(item: &mut Item, before: &[Item]) -> bool {
     match &mut item.report {
         // The end of the attempt says all that this would.
         Report::AttemptStarted(_) if is_logged || attempt.is_over() => false,
-        Report::AttemptStarted(of) | Report::AttemptReleased(of) | Report::TimerDue(of) => {
-            of.logged = is_logged;
-            true
-        }
-        Report::EmitNow { attempt: of, .. } | Report::AttemptEnded { attempt: of, .. } => {
+        Report::AttemptStarted(of)
+        | Report::AttemptReleased(of)
+        | Report::TimerDue(of)
+        | Report::EmitNow { attempt: of, .. }
+        | Report::AttemptEnded { attempt: of, .. } => {
             of.logged = is_logged;
             true
         }

@@ -257,7 +257,9 @@ impl Committer {
 fn answer_contended(items: Vec<Item>) -> Vec<Item> {
     let (waiting, rest): (Vec<Item>, Vec<Item>) =
         items.into_iter().partition(|item| item.reply.is_some());
-    waiting.into_iter().for_each(|item| refuse(item, CommitError::Contended));
+    for item in waiting {
+        refuse(item, CommitError::Contended);
+    }
     rest
 }
 

@@ -190,9 +190,15 @@ fn answer(attempt: &Attempt, body: &[u8]) -> Result<Option<Payload>, String> {
     if text.trim().is_empty() {
         return Ok(None);
     }
-    let answer: Answer<'_> = serde_json::from_str(text).map_err(|error| {
-        format!("the answer is not `{{\"emits\": […], \"state\": {{…}}, \"result\": …}}`: {error}")
-    })?;
+    let wrong = |why: &str| {
+        format!("the answer is not `{{\"emits\": […], \"state\": {{…}}, \"result\": …}}`: {why}")
+    };
+    // A list would be read as the fields in their order.
+    if !text.trim_start().starts_with('{') {
+        return Err(wrong("it is no JSON object"));
+    }
+    let answer: Answer<'_> =
+        serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?;
     for emit in answer.emits {
         let data = emit.data.map_or_else(|| Ok(Payload::null()), payload)?;
         context::emit(attempt, &emit.event, data).map_err(|error| with_causes(&error))?;

@@ -106,7 +106,7 @@ mod tests {
         )
         .await;
         check(b"", &[]).await;
-        check(&[b'x'; 100_000], &[("xxxx", true)]).await;
+        check(&vec![b'x'; 100_000], &[("xxxx", true)]).await;
         check(b"\xff\n", &[("\u{fffd}", false)]).await;
     }
 

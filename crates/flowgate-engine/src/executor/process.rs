@@ -119,6 +119,7 @@ fn not_started(attempt: &Attempt, program: &str, error: &io::Error) -> Ending {
     let process = &attempt.instance.config.process;
     let path = process.env.iter().find(|(name, _)| name == "PATH");
     let path = path.map_or_else(String::new, |(_, value)| value.to_string_lossy().into_owned());
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the system may fail in any other way")]
     let (kind, hint) = match error.kind() {
         io::ErrorKind::NotFound => {
             let folder = attempt.flow.folder.as_deref().map(|folder| folder.display().to_string());
