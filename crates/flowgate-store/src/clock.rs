@@ -75,6 +75,21 @@ impl Clock {
     }
 }
 
+/// Measures how long something takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopwatch(std::time::Instant);
+
+impl Stopwatch {
+    #[expect(clippy::disallowed_methods, reason = "this is the one place that reads time")]
+    pub(crate) fn start() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
 fn wall_time() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
@@ -88,7 +103,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_sleeper_wakes_when_its_time_is_reached_by_a_shift() {
         let clock = Clock::wall();
-        let until = clock.now().plus(Duration::from_secs(3600));
+        let until = clock.now().plus(Duration::from_hours(1));
         let sleeper = clock.clone();
         let began = Instant::now();
         let sleep = async move { sleeper.sleep_until(until).await };

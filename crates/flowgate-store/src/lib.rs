@@ -33,7 +33,12 @@ use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 
 pub mod clock;
+#[cfg(feature = "testing")]
+pub mod conformance;
 mod error;
+#[cfg(feature = "testing")]
+pub mod faulty;
+pub mod instrumented;
 pub mod memory;
 mod open;
 pub mod sqlite;
@@ -41,6 +46,7 @@ mod wait;
 
 pub use clock::Clock;
 pub use error::StoreError;
+pub use instrumented::Instrumented;
 pub use memory::MemoryStore;
 pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
 

@@ -7,6 +7,8 @@
 //! The file is ordinary SQLite: its tables are those of `sqlite/migrations`, and the view `events`
 //! shows one row an event to any tool.
 
+#[cfg(feature = "testing")]
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -205,6 +207,49 @@ impl SqliteStore {
             filled.filter_map(Result::transpose).collect()
         };
         self.readers.read("reading the inputs of jobs", fill).await
+    }
+}
+
+/// What tests of the file need.
+#[cfg(feature = "testing")]
+impl SqliteStore {
+    /// Lets the file have at most this many pages, as a full disk would.
+    pub async fn limit_pages(&self, pages: Option<u32>) -> Result<(), StoreError> {
+        let work = move |writer: &mut Writer| {
+            let pages = pages.unwrap_or(u32::MAX - 1);
+            writer.connection.pragma_update(None, "max_page_count", pages)?;
+            Ok(())
+        };
+        self.writer()?.submit("limiting pages", 0, work).await
+    }
+
+    /// The settings of the connection that writes.
+    pub async fn pragmas(&self) -> Result<BTreeMap<&'static str, String>, StoreError> {
+        let names = [
+            "journal_mode",
+            "synchronous",
+            "foreign_keys",
+            "wal_autocheckpoint",
+            "auto_vacuum",
+            "user_version",
+        ];
+        let work = move |writer: &mut Writer| {
+            let read = |name| {
+                let value = writer.connection.pragma_query_value(None, name, |row| {
+                    let value: rusqlite::types::Value = row.get(0)?;
+                    Ok(match value {
+                        rusqlite::types::Value::Integer(number) => number.to_string(),
+                        rusqlite::types::Value::Text(text) => text,
+                        rusqlite::types::Value::Null
+                        | rusqlite::types::Value::Real(_)
+                        | rusqlite::types::Value::Blob(_) => String::new(),
+                    })
+                })?;
+                Ok((name, value))
+            };
+            names.into_iter().map(read).collect()
+        };
+        self.writer()?.submit("reading settings", 0, work).await
     }
 }
 

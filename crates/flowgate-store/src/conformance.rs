@@ -1,0 +1,194 @@
+//! The suite that every store passes.
+//!
+//! A store's tests call [`conformance!`](crate::conformance!) with a [`Harness`]; each case becomes
+//! a test of its own. The commits of the cases come from the real rules, on small flows.
+//!
+//! ```ignore
+//! flowgate_store::conformance!(memory, MemoryHarness::new());
+//! ```
+
+#![expect(missing_docs, reason = "the name of a case is its documentation")]
+#![expect(clippy::unwrap_used, reason = "these are tests, though not in a test target")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::Store;
+
+pub mod commits;
+pub mod keeping;
+pub mod leases;
+pub mod listing;
+pub mod log;
+pub mod waking;
+pub mod world;
+
+/// A fresh store for one case.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// The store. Clones of the handle stay usable until the store is opened again.
+    fn store(&self) -> Arc<dyn Store>;
+
+    /// Lets time pass on the store's clock.
+    fn advance(&self, span: Duration);
+
+    /// Ends the store and opens it again; false where what it holds ends with it.
+    async fn reopen(&mut self) -> bool;
+}
+
+/// Makes a module `$module` with one test for each case, on what `$harness` evaluates to.
+#[macro_export]
+macro_rules! conformance {
+    ($module:ident, $harness:expr) => {
+        mod $module {
+            use super::*;
+            $crate::conformance_cases!($harness);
+        }
+    };
+}
+
+/// One test for each case; [`conformance!`](crate::conformance!) is what to call.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! conformance_cases {
+    ($harness:expr) => {
+        $crate::conformance_cases! { @each $harness;
+            commits: a_start_makes_a_run_with_its_first_events,
+                a_run_that_was_never_started_is_not_there,
+                a_second_start_of_a_run_is_refused,
+                a_start_with_the_same_key_finds_the_same_run,
+                a_refused_commit_writes_nothing,
+                a_commit_with_one_guard_of_two_broken_writes_nothing,
+                a_commit_on_an_old_version_is_refused,
+                a_commit_on_a_run_that_is_not_there_is_refused,
+                of_many_commits_on_one_version_exactly_one_applies,
+                of_many_starts_of_one_run_exactly_one_applies,
+                a_resent_start_is_recognised,
+                a_resent_commit_is_recognised,
+                a_resent_commit_is_recognised_under_later_commits,
+                a_resent_last_commit_of_a_run_is_recognised,
+                a_resent_commit_is_recognised_after_a_reopen,
+                a_resent_commit_hands_off_the_same_leases_again,
+                a_resent_commit_hands_off_only_what_is_still_leased,
+                a_resent_commit_hands_off_nothing_to_somebody_else,
+                another_commit_on_the_same_version_is_not_taken_for_a_resent_one,
+                a_batch_has_an_outcome_for_each_commit_in_order,
+                an_empty_batch_has_no_outcomes,
+                commits_of_one_run_in_one_batch_build_on_each_other,
+                a_commit_over_the_size_limit_is_refused_before_writing,
+                a_commit_at_the_size_limit_is_applied,
+                a_run_that_ended_has_no_jobs,
+                a_cancelled_run_fences_its_attempts,
+                a_run_that_ended_takes_no_further_commit,
+                a_run_that_ends_in_its_first_commit_is_kept,
+                a_signal_commits_without_a_lease;
+            leases: a_claim_returns_job_record_and_inputs,
+                a_claim_counts_an_attempt,
+                a_claimed_job_is_not_claimed_again,
+                claims_take_the_longest_due_first,
+                a_claim_takes_no_more_than_its_slots,
+                a_claim_takes_only_from_its_queues,
+                a_claim_over_several_queues_merges_them_by_due_time,
+                concurrent_claims_share_no_job,
+                tokens_only_grow,
+                tokens_grow_over_a_reopen,
+                an_expired_lease_cannot_settle_even_before_another_claim,
+                a_lost_lease_cannot_settle,
+                a_lease_settles_only_its_own_job,
+                a_job_that_nobody_leased_cannot_be_settled,
+                a_renewed_lease_outlives_its_first_span,
+                a_renewed_lease_still_ends,
+                an_expired_lease_cannot_be_renewed,
+                renewals_have_their_own_outcomes_in_order,
+                every_lost_lease_is_told_in_order,
+                a_commit_under_a_later_lease_settles_what_was_lost,
+                leases_of_an_owner_that_is_gone_are_lost_at_once,
+                lost_leases_survive_a_reopen,
+                a_postponed_job_is_due_later_and_keeps_its_inputs,
+                a_released_job_is_due_at_once_and_its_attempt_does_not_count,
+                a_delayed_job_is_not_claimed_early,
+                a_delayed_job_survives_a_reopen,
+                a_job_is_handed_off_with_its_inputs,
+                a_hand_off_takes_no_more_than_the_slots_of_the_batch,
+                a_hand_off_takes_only_from_the_claimants_queues,
+                a_delayed_job_is_not_handed_off,
+                a_postponed_job_is_not_handed_off,
+                a_handed_off_lease_expires_like_any_other;
+            log: event_numbers_are_gapless,
+                events_are_read_in_pages_that_begin_anywhere,
+                folding_the_log_gives_the_record,
+                the_feed_is_in_commit_order_without_gaps,
+                the_feed_is_read_in_pages_that_begin_anywhere,
+                the_feed_never_grows_behind_a_reader,
+                the_log_and_its_positions_survive_a_reopen,
+                payloads_are_kept_byte_for_byte,
+                a_payload_of_one_mebibyte_reaches_its_job,
+                payloads_beyond_the_memory_budget_reach_their_jobs,
+                inputs_survive_a_reopen,
+                the_payload_of_a_failed_step_is_its_error,
+                a_write_is_seen_by_the_next_read,
+                events_carry_the_stores_time;
+            listing: runs_are_listed_latest_first,
+                a_listing_shows_where_each_run_stands,
+                runs_are_listed_by_flow_and_status,
+                runs_are_listed_by_the_time_of_their_start,
+                pages_of_runs_started_at_the_same_time_miss_none,
+                pages_cover_ten_thousand_runs_once_while_runs_are_added,
+                a_page_of_runs_is_bounded;
+            keeping: log_lines_are_kept_in_order,
+                log_lines_over_the_limit_are_counted_and_not_kept,
+                log_lines_leave_the_run_as_it_is,
+                log_lines_of_a_run_that_is_not_there_are_dropped,
+                a_sweep_removes_events_before_records,
+                a_sweep_never_touches_open_runs,
+                a_sweep_works_in_small_batches,
+                records_that_end_before_their_events_take_them_along,
+                positions_go_on_after_a_sweep,
+                revisions_are_listed_latest_first_and_the_last_is_active,
+                a_known_revision_keeps_its_time_and_becomes_active;
+            waking: a_wait_returns_at_once_when_a_job_is_ready,
+                a_wait_returns_after_its_longest_time,
+                a_commit_wakes_a_waiting_claimer,
+                a_commit_wakes_every_claimer_of_its_queue,
+                a_wait_is_not_ended_by_another_queue,
+                a_wait_ends_when_a_delayed_job_is_due,
+                a_wait_ends_when_a_lease_expires,
+                a_wait_that_began_before_a_lease_ends_when_it_expires,
+                a_released_job_wakes_a_waiting_claimer,
+                no_wake_up_is_lost_between_a_claim_and_a_wait,
+                losing_every_wake_up_loses_no_job;
+        }
+    };
+    (@each $harness:expr; $($group:ident: $($case:ident),+;)+) => {
+        $($(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                let mut harness = $harness;
+                $crate::conformance::$group::$case(&mut harness).await;
+            }
+        )+)+
+
+        /// A case that is written and not listed would never run.
+        #[test]
+        fn every_case_is_listed() {
+            let listed = [$($(stringify!($case)),+),+].len();
+            assert_eq!(listed, $crate::conformance::written_cases());
+        }
+    };
+}
+
+/// How many cases the sources of the suite hold.
+#[doc(hidden)]
+pub fn written_cases() -> usize {
+    let sources = [
+        include_str!("conformance/commits.rs"),
+        include_str!("conformance/leases.rs"),
+        include_str!("conformance/log.rs"),
+        include_str!("conformance/listing.rs"),
+        include_str!("conformance/keeping.rs"),
+        include_str!("conformance/waking.rs"),
+    ];
+    sources.iter().map(|source| source.matches("\npub async fn ").count()).sum()
+}

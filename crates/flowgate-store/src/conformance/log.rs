@@ -1,0 +1,254 @@
+//! S5: events by number and by position, and the payloads that they hold.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flowgate_core::event::Event;
+use flowgate_core::ids::Position;
+use flowgate_core::run::Run;
+use tokio::task::JoinSet;
+
+use super::Harness;
+use super::world::{World, chain, join, rescued, single};
+use crate::RunQuery;
+
+/// Events in one page of these cases.
+const PAGE: usize = 7;
+
+pub async fn event_numbers_are_gapless(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = chain();
+    let run_id = world.started(&flow, "1").await;
+    world.finish(&flow, run_id).await;
+    let events = world.events(run_id).await;
+    let seqs: Vec<u64> = events.iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, (1..=world.run(run_id).await.row.run.version).collect::<Vec<_>>());
+    assert!(events.iter().all(|event| event.run_id == run_id));
+    assert!(events.last().unwrap().event.is_terminal());
+}
+
+pub async fn events_are_read_in_pages_that_begin_anywhere(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = chain();
+    let run_id = world.started(&flow, "1").await;
+    world.finish(&flow, run_id).await;
+    let all = world.events(run_id).await;
+    for after in 0..=all.len() {
+        for limit in [0, 1, 2, 5, 100] {
+            let page = world.store().read_events(run_id, after as u64, limit).await.unwrap();
+            let expected: Vec<_> = all.iter().skip(after).take(limit).cloned().collect();
+            assert_eq!(page, expected, "{limit} after {after}");
+        }
+    }
+}
+
+pub async fn folding_the_log_gives_the_record(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    for flow in [chain(), join(3)] {
+        let run_id = world.started(&flow, "1").await;
+        world.finish(&flow, run_id).await;
+        let events = world.events(run_id).await;
+        let folded = Run::fold(run_id, &flow, events.iter().map(|e| &e.event)).unwrap();
+        assert_eq!(folded, *world.run(run_id).await.row.run);
+    }
+}
+
+pub async fn the_feed_is_in_commit_order_without_gaps(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = chain();
+    let mut expected = Vec::new();
+    for _ in 0..3 {
+        let claimed = world.started_and_claimed(&flow).await;
+        world.apply(world.begin(&flow, &claimed)).await;
+        expected.push(claimed.job.job_id.run_id);
+    }
+    let feed = world.store().read_feed(Position(0), 1_000).await.unwrap();
+    let positions: Vec<u64> = feed.iter().map(|event| event.position.0).collect();
+    assert_eq!(positions, (1..=feed.len() as u64).collect::<Vec<_>>());
+    let mut run_ids: Vec<_> = feed.iter().map(|event| event.run_id).collect();
+    run_ids.dedup();
+    assert_eq!(run_ids, expected);
+    for event in &feed {
+        let alone = world.store().read_events(event.run_id, event.seq - 1, 1).await.unwrap();
+        assert_eq!(alone, std::slice::from_ref(event), "both ways of reading agree");
+    }
+}
+
+pub async fn the_feed_is_read_in_pages_that_begin_anywhere(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = chain();
+    for _ in 0..3 {
+        let run_id = world.started(&flow, "1").await;
+        world.finish(&flow, run_id).await;
+    }
+    let all = world.store().read_feed(Position(0), 1_000).await.unwrap();
+    for after in 0..=all.len() {
+        let page = world.store().read_feed(Position(after as u64), PAGE).await.unwrap();
+        let expected: Vec<_> = all.iter().skip(after).take(PAGE).cloned().collect();
+        assert_eq!(page, expected, "after {after}");
+    }
+}
+
+pub async fn the_feed_never_grows_behind_a_reader(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = Arc::new(single("one"));
+    let ends = Arc::new(AtomicBool::new(false));
+    let mut readers = JoinSet::new();
+    for _ in 0..2 {
+        let (store, ends) = (world.store(), Arc::clone(&ends));
+        readers.spawn(async move {
+            let mut seen = Vec::new();
+            loop {
+                let is_last = ends.load(Ordering::SeqCst);
+                let after = seen.last().map_or(Position(0), |(position, _, _)| *position);
+                let page = store.read_feed(after, PAGE).await.unwrap();
+                if page.is_empty() && is_last {
+                    return seen;
+                }
+                seen.extend(
+                    page.into_iter().map(|event| (event.position, event.run_id, event.seq)),
+                );
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    let mut writers = JoinSet::new();
+    for _ in 0..16 {
+        let starts: Vec<_> = (0..20).map(|_| world.start(&flow, "1")).collect();
+        let store = world.store();
+        writers.spawn(async move {
+            for start in starts {
+                let outcomes = store.commit(vec![start], None).await.unwrap();
+                for outcome in outcomes {
+                    super::world::applied(outcome);
+                }
+            }
+        });
+    }
+    writers.join_all().await;
+    ends.store(true, Ordering::SeqCst);
+    let all = world.store().read_feed(Position(0), 10_000).await.unwrap();
+    let all: Vec<_> = all.into_iter().map(|e| (e.position, e.run_id, e.seq)).collect();
+    assert_eq!(all.len(), 16 * 20 * 2);
+    for seen in readers.join_all().await {
+        assert_eq!(seen, all, "a reader that follows sees what is there in the end");
+    }
+}
+
+pub async fn the_log_and_its_positions_survive_a_reopen(harness: &mut impl Harness) {
+    let mut world = World::new(harness);
+    let flow = chain();
+    let run_id = world.started(&flow, "1").await;
+    let before = world.store().read_feed(Position(0), 100).await.unwrap();
+    if world.reopen().await {
+        world.finish(&flow, run_id).await;
+        let after = world.store().read_feed(Position(0), 100).await.unwrap();
+        assert_eq!(after[..before.len()], before);
+        let positions: Vec<u64> = after.iter().map(|event| event.position.0).collect();
+        assert_eq!(positions, (1..=after.len() as u64).collect::<Vec<_>>());
+    }
+}
+
+pub async fn payloads_are_kept_byte_for_byte(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    for text in ["[1, 2]", "18446744073709551616", r#"{"b":1,"a":1.0}"#, "\"ü\\u0001\"", "null"] {
+        let run_id = world.started(&single("one"), text).await;
+        assert_eq!(world.claim_one().await.inputs[0].get(), text);
+        let event = &world.events(run_id).await[0].event;
+        assert_eq!(event.payload().get(), text);
+    }
+}
+
+pub async fn a_payload_of_one_mebibyte_reaches_its_job(harness: &mut impl Harness) {
+    let mut world = World::new(harness);
+    let flow = chain();
+    let large = format!("\"{}\"", "x".repeat((1 << 20) - 2));
+    let first = world.apply_and_take(world.start(&flow, &large), 1).await;
+    assert_eq!(first[0].inputs[0].get(), large);
+    world.apply(world.succeed_with(&flow, &first[0], &large)).await;
+    let second = world.claim_one().await;
+    assert_eq!(second.inputs[0].get(), large);
+    world.apply(world.release(&flow, &second)).await;
+    if world.reopen().await {
+        assert_eq!(world.claim_one().await.inputs[0].get(), large);
+    }
+}
+
+pub async fn payloads_beyond_the_memory_budget_reach_their_jobs(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = join(8);
+    let mut kept = Vec::new();
+    // More than 64 MiB in open runs, and more than a run may keep in memory by itself.
+    for number in 0..10 {
+        let claimed = world.apply_and_take(world.start(&flow, "1"), 1).await.remove(0);
+        let data = format!("\"{}\"", number.to_string().repeat((1 << 20) - 2));
+        let commit = world.succeed_with(&flow, &claimed, &data);
+        if number % 2 == 0 {
+            kept.extend(world.apply_and_take(commit, 1).await);
+        } else {
+            world.apply(commit).await;
+            kept.push(world.claim_one().await);
+        }
+        assert_eq!(kept[number].inputs.len(), 8);
+        assert!(kept[number].inputs.iter().all(|input| input.get() == data));
+    }
+    for claimed in kept {
+        world.apply(world.succeed(&flow, &claimed)).await;
+    }
+}
+
+pub async fn inputs_survive_a_reopen(harness: &mut impl Harness) {
+    let mut world = World::new(harness);
+    let flow = join(3);
+    let first = world.started_and_claimed(&flow).await;
+    world.apply(world.succeed_with(&flow, &first, "[7]")).await;
+    if world.reopen().await {
+        let joined = world.claim_one().await;
+        assert_eq!(joined.inputs.len(), 3);
+        assert!(joined.inputs.iter().all(|input| input.get() == "[7]"));
+    }
+}
+
+pub async fn the_payload_of_a_failed_step_is_its_error(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = rescued();
+    let claimed = world.started_and_claimed(&flow).await;
+    world.apply(world.fail(&flow, &claimed)).await;
+    let rescue = world.claim_one().await;
+    assert_eq!(rescue.inputs[0].value()["message"], "no");
+}
+
+pub async fn a_write_is_seen_by_the_next_read(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = single("one");
+    let mut position = Position(0);
+    for count in 1..=50 {
+        let run_id = world.started(&flow, "1").await;
+        assert_eq!(world.run(run_id).await.row.run.version, 2);
+        assert_eq!(world.events(run_id).await.len(), 2);
+        let feed = world.store().read_feed(position, 100).await.unwrap();
+        assert_eq!(feed.len(), 2);
+        position = feed[1].position;
+        let claimed = world.claim_one().await;
+        world.apply(world.succeed(&flow, &claimed)).await;
+        assert!(world.run(run_id).await.row.ended_at.is_some());
+        position = world.store().read_feed(position, 100).await.unwrap().last().unwrap().position;
+        let query = RunQuery { limit: 1_000, ..RunQuery::default() };
+        assert_eq!(world.list(&query).await.len(), count);
+    }
+}
+
+pub async fn events_carry_the_stores_time(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let before = world.store().now().await.unwrap();
+    world.harness.advance(std::time::Duration::from_hours(1));
+    let run_id = world.started(&single("one"), "1").await;
+    let after = world.store().now().await.unwrap();
+    assert!(after.since(before) >= std::time::Duration::from_hours(1));
+    let events = world.events(run_id).await;
+    let in_time = |at| at > before && at <= after;
+    assert!(events.iter().all(|event| in_time(event.at)));
+    let row = world.run(run_id).await.row;
+    assert_eq!((row.started_at, row.updated_at), (events[0].at, events[0].at));
+    assert!(matches!(events[0].event, Event::RunStarted(_)));
+}

@@ -1,0 +1,178 @@
+//! A store with a span and metrics around every call, so that no store can forget them.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use flowgate_core::commit::{Claimed, Commit};
+use flowgate_core::event::StoredEvent;
+use flowgate_core::ids::{Position, RunId};
+use flowgate_core::time::Timestamp;
+use metrics::{counter, histogram};
+use tracing::Instrument;
+
+use crate::clock::Stopwatch;
+use crate::{
+    Claimant, CommitOutcome, LeaseRef, LogLine, NewLogLine, NewRevision, Queues, Refusal, Renewal,
+    Retention, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision, Swept,
+};
+
+/// A store that tells about its calls.
+#[derive(Clone, Debug)]
+pub struct Instrumented {
+    inner: Arc<dyn Store>,
+    kind: &'static str,
+}
+
+impl Instrumented {
+    /// `inner`, telling about its calls.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        let kind = inner.kind();
+        Self { inner, kind }
+    }
+
+    async fn tell<T>(
+        &self,
+        call: &'static str,
+        work: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let kind = self.kind;
+        let watch = Stopwatch::start();
+        let result = work.instrument(tracing::debug_span!("store", store = kind, call)).await;
+        counter!("flowgate_store_calls_total", "store" => kind, "call" => call).increment(1);
+        histogram!("flowgate_store_call_seconds", "store" => kind, "call" => call)
+            .record(watch.elapsed());
+        if let Err(error) = &result {
+            let error = error_name(error);
+            counter!("flowgate_store_errors_total", "store" => kind, "call" => call, "error" => error)
+                .increment(1);
+        }
+        result
+    }
+
+    fn tell_outcomes(&self, outcomes: &[CommitOutcome]) {
+        let kind = self.kind;
+        let mut jobs = 0;
+        for outcome in outcomes {
+            match outcome {
+                CommitOutcome::Applied { handed_off } => jobs += handed_off.len(),
+                CommitOutcome::Refused(refusal) => {
+                    let reason = refusal_name(*refusal);
+                    counter!("flowgate_store_refusals_total", "store" => kind, "reason" => reason)
+                        .increment(1);
+                }
+            }
+        }
+        counter!("flowgate_store_handed_off_jobs_total", "store" => kind).increment(jobs as u64);
+    }
+}
+
+fn error_name(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Unavailable { .. } => "unavailable",
+        StoreError::Full { .. } => "full",
+        StoreError::Owned { .. } => "owned",
+        StoreError::ReadOnly => "read_only",
+        StoreError::Corrupt { .. } => "corrupt",
+        StoreError::Incompatible { .. } => "incompatible",
+    }
+}
+
+fn refusal_name(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::RunExists => "run_exists",
+        Refusal::RunVersion => "run_version",
+        Refusal::LeaseLost(_) => "lease_lost",
+        Refusal::TooLarge { .. } => "too_large",
+    }
+}
+
+#[async_trait]
+impl Store for Instrumented {
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        self.tell("now", self.inner.now()).await
+    }
+
+    async fn commit(
+        &self,
+        commits: Vec<Commit>,
+        claimant: Option<&Claimant>,
+    ) -> Result<Vec<CommitOutcome>, StoreError> {
+        #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
+        histogram!("flowgate_store_batch_size", "store" => self.kind).record(commits.len() as f64);
+        let outcomes = self.tell("commit", self.inner.commit(commits, claimant)).await?;
+        self.tell_outcomes(&outcomes);
+        Ok(outcomes)
+    }
+
+    async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
+        self.tell("claim", self.inner.claim(claimant)).await
+    }
+
+    async fn wait_due(&self, queues: &Queues, wait_max: Duration) -> Result<(), StoreError> {
+        self.tell("wait_due", self.inner.wait_due(queues, wait_max)).await
+    }
+
+    async fn renew(
+        &self,
+        leases: &[LeaseRef],
+        lease: Duration,
+    ) -> Result<Vec<Renewal>, StoreError> {
+        self.tell("renew", self.inner.renew(leases, lease)).await
+    }
+
+    async fn read_run(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
+        self.tell("read_run", self.inner.read_run(run_id)).await
+    }
+
+    async fn read_events(
+        &self,
+        run_id: RunId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        self.tell("read_events", self.inner.read_events(run_id, after, limit)).await
+    }
+
+    async fn read_feed(
+        &self,
+        after: Position,
+        limit: usize,
+    ) -> Result<Vec<StoredEvent>, StoreError> {
+        self.tell("read_feed", self.inner.read_feed(after, limit)).await
+    }
+
+    async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
+        self.tell("list_runs", self.inner.list_runs(query)).await
+    }
+
+    async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
+        self.tell("append_logs", self.inner.append_logs(lines)).await
+    }
+
+    async fn read_logs(
+        &self,
+        run_id: RunId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<LogLine>, StoreError> {
+        self.tell("read_logs", self.inner.read_logs(run_id, after, limit)).await
+    }
+
+    async fn register_flow(&self, revision: NewRevision) -> Result<(), StoreError> {
+        self.tell("register_flow", self.inner.register_flow(revision)).await
+    }
+
+    async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
+        self.tell("list_revisions", self.inner.list_revisions(flow)).await
+    }
+
+    async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {
+        self.tell("sweep", self.inner.sweep(retention)).await
+    }
+}

@@ -1,0 +1,330 @@
+//! What only the embedded store promises: its file.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::ids::Position;
+use flowgate_core::run::RunStatus;
+use flowgate_store::conformance::Harness;
+use flowgate_store::conformance::world::{World, applied, chain, nothing, single};
+use flowgate_store::{Clock, Retention, RunQuery, SqliteStore, Store, StoreError};
+use rusqlite::Connection;
+
+use crate::harness::{SqliteHarness, options};
+
+async fn open(path: &Path) -> Result<SqliteStore, StoreError> {
+    SqliteStore::open(path, options(&Clock::wall())).await
+}
+
+#[tokio::test]
+async fn a_second_owner_is_refused_by_the_name_of_the_first() {
+    let harness = SqliteHarness::plain().await;
+    let error = open(&harness.path()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Owned { .. }));
+    let text = error.to_string();
+    let first = format!("process {} (host-ab12), since 20", std::process::id());
+    assert!(text.contains(&first), "{text}");
+    assert!(text.contains("flowgate.db is in use"), "{text}");
+    harness.sqlite.close().await.unwrap();
+    open(&harness.path()).await.unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn another_name_of_the_file_is_the_same_file() {
+    let harness = SqliteHarness::plain().await;
+    let other = harness.path().with_file_name("other.db");
+    std::os::unix::fs::symlink(harness.path(), &other).unwrap();
+    assert!(matches!(open(&other).await, Err(StoreError::Owned { .. })));
+}
+
+#[tokio::test]
+async fn a_reader_beside_an_owner_sees_its_writes_and_writes_nothing() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    let flow = single("one");
+    let reader = SqliteStore::open_read_only(&path).await.unwrap();
+    for count in 1..=3 {
+        let claimed = world.started_and_claimed(&flow).await;
+        let seen = reader.read_run(claimed.job.job_id.run_id).await.unwrap().unwrap();
+        assert_eq!(seen, world.run(claimed.job.job_id.run_id).await);
+        let query = RunQuery { limit: 10, ..RunQuery::default() };
+        assert_eq!(reader.list_runs(&query).await.unwrap().len(), count);
+        assert_eq!(reader.read_feed(Position(0), 100).await.unwrap().len(), count * 2);
+    }
+    let is_read_only = |error: StoreError| matches!(error, StoreError::ReadOnly);
+    let claimant = world.claimant(1);
+    let start = world.start(&flow, "1");
+    assert!(is_read_only(reader.commit(vec![start], None).await.unwrap_err()));
+    assert!(is_read_only(reader.claim(&claimant).await.unwrap_err()));
+    assert!(is_read_only(reader.renew(&[], Duration::from_secs(1)).await.unwrap_err()));
+    assert!(is_read_only(reader.append_logs(Vec::new()).await.unwrap_err()));
+    assert!(is_read_only(reader.sweep(&Retention::DEFAULT).await.unwrap_err()));
+}
+
+#[tokio::test]
+async fn a_reader_makes_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nothing.db");
+    let error = SqliteStore::open_read_only(&path).await.unwrap_err();
+    assert!(error.to_string().contains("there is no store at"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_an_end_without_a_word() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    let flow = chain();
+    let claimed = world.started_and_claimed(&flow).await;
+    let taken = world.apply_and_take(world.succeed(&flow, &claimed), 1).await;
+    // The files as a killed process leaves them: nothing closed, nothing checkpointed.
+    let folder = tempfile::tempdir().unwrap();
+    for ending in ["", "-wal", "-shm"] {
+        let name = format!("flowgate.db{ending}");
+        fs::copy(path.with_file_name(&name), folder.path().join(&name)).unwrap();
+    }
+    let store = open(&folder.path().join("flowgate.db")).await.unwrap();
+    let run_id = claimed.job.job_id.run_id;
+    let left = store.read_run(run_id).await.unwrap().unwrap();
+    assert_eq!(left.row, world.run(run_id).await.row);
+    assert_eq!(left.jobs[0].lease, None, "the lease ended with its owner");
+    let again = store.claim(&world.claimant(1)).await.unwrap();
+    assert_eq!(again[0].lost, [taken[0].stamp(&world.instance)]);
+    assert_eq!(again[0].inputs, taken[0].inputs);
+    assert!(again[0].token > taken[0].token);
+}
+
+/// A closed store with a run in it.
+async fn closed_store(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("flowgate.db");
+    let store = open(&path).await.expect("opening");
+    let mut harness = SqliteHarness::plain().await;
+    let world = World::new(&mut harness);
+    for _ in 0..100 {
+        let start = world.start(&chain(), "1");
+        applied(store.commit(vec![start], None).await.expect("committing").remove(0));
+    }
+    store.close().await.expect("closing");
+    path
+}
+
+/// The file is refused with an error that says `words`, by both ways of opening, and unchanged.
+async fn refused(path: &Path, words: &str) {
+    let before = fs::read(path).expect("reading");
+    for read_only in [false, true] {
+        let opened =
+            if read_only { SqliteStore::open_read_only(path).await } else { open(path).await };
+        let error = opened.expect_err("the file is refused");
+        let fits = matches!(error, StoreError::Incompatible { .. } | StoreError::Corrupt { .. });
+        assert!(fits, "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+        assert!(!error.is_transient());
+    }
+    assert_eq!(fs::read(path).expect("reading"), before, "the file is as it was");
+}
+
+#[tokio::test]
+async fn a_file_of_somebody_else_is_refused_and_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.db");
+    let other = Connection::open(&path).unwrap();
+    other.execute_batch("CREATE TABLE runs (id); INSERT INTO runs VALUES (1)").unwrap();
+    drop(other);
+    refused(&path, "is not a store of flowgate").await;
+    fs::write(&path, "a letter, and no database at all").unwrap();
+    refused(&path, "is not a store of flowgate").await;
+    fs::write(&path, vec![0x5a; 100_000]).unwrap();
+    refused(&path, "is not a store of flowgate").await;
+}
+
+#[tokio::test]
+async fn a_file_of_a_newer_flowgate_is_refused_and_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = closed_store(folder.path()).await;
+    let newer = Connection::open(&path).unwrap();
+    newer.pragma_update(None, "user_version", 2).unwrap();
+    drop(newer);
+    refused(&path, "format 2, and this flowgate knows formats up to 1").await;
+}
+
+#[tokio::test]
+async fn a_truncated_file_is_refused_and_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = closed_store(folder.path()).await;
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    refused(&path, "damaged").await;
+}
+
+#[tokio::test]
+async fn a_file_with_damaged_pages_is_refused_and_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = closed_store(folder.path()).await;
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[4096..].fill(0xa5);
+    fs::write(&path, &bytes).unwrap();
+    let error = open(&path).await.unwrap_err();
+    assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
+    assert_eq!(fs::read(&path).unwrap(), bytes, "the file is as it was");
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_recovers_by_itself() {
+    let mut harness = SqliteHarness::plain().await;
+    let sqlite = Arc::clone(&harness.sqlite);
+    let world = World::new(&mut harness);
+    let flow = chain();
+    let claimed = world.started_and_claimed(&flow).await;
+    let run_id = claimed.job.job_id.run_id;
+    let before = world.run(run_id).await;
+    sqlite.limit_pages(Some(1)).await.unwrap();
+    let large = format!("\"{}\"", "x".repeat(500_000));
+    let commit = world.succeed_with(&flow, &claimed, &large);
+    for _ in 0..3 {
+        let error = world.store().commit(vec![commit.clone()], None).await.unwrap_err();
+        assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
+        assert!(error.is_transient());
+        let after = world.run(run_id).await;
+        assert_eq!(after.row, before.row, "memory does not run ahead of the file");
+        assert_eq!(after.jobs[0].job, before.jobs[0].job);
+        let token = after.jobs[0].lease.as_ref().map(|lease| lease.token);
+        assert_eq!(token, Some(claimed.token), "its lease can still settle it");
+    }
+    assert_eq!(world.events(run_id).await.len(), 2, "reading goes on");
+    sqlite.limit_pages(None).await.unwrap();
+    world.apply(commit).await;
+    assert_eq!(world.claim_one().await.inputs[0].get(), large);
+    let feed = world.store().read_feed(Position(0), 100).await.unwrap();
+    let positions: Vec<u64> = feed.iter().map(|event| event.position.0).collect();
+    assert_eq!(positions, (1..=feed.len() as u64).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_lease_outlives_a_full_disk_and_its_renewals_count() {
+    let mut harness = SqliteHarness::plain().await;
+    let sqlite = Arc::clone(&harness.sqlite);
+    let world = World::new(&mut harness);
+    let flow = chain();
+    let claimed = world.started_and_claimed(&flow).await;
+    let lease = flowgate_store::conformance::world::lease_of(&claimed);
+    for _ in 0..3 {
+        world.harness.advance(Duration::from_secs(20));
+        let renewals = world.store().renew(&[lease], Duration::from_secs(30)).await.unwrap();
+        assert!(matches!(renewals[0], flowgate_store::Renewal::Held(_)));
+    }
+    sqlite.limit_pages(Some(1)).await.unwrap();
+    let large = format!("\"{}\"", "x".repeat(500_000));
+    let failed = world.store().commit(vec![world.start(&flow, &large)], None).await;
+    assert!(matches!(failed, Err(StoreError::Full { .. })));
+    sqlite.limit_pages(None).await.unwrap();
+    assert!(world.claim(10).await.is_empty(), "the lease is not lost");
+    world.apply(world.succeed(&flow, &claimed)).await;
+}
+
+#[tokio::test]
+async fn the_file_is_written_as_durability_needs() {
+    let harness = SqliteHarness::plain().await;
+    let pragmas = harness.sqlite.pragmas().await.unwrap();
+    let expected = [
+        ("journal_mode", "wal"),
+        ("synchronous", "2"),
+        ("foreign_keys", "0"),
+        ("wal_autocheckpoint", "4000"),
+        ("auto_vacuum", "2"),
+        ("user_version", "1"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(pragmas[name], value, "{name}");
+    }
+    let version: Vec<u32> =
+        rusqlite::version().split('.').map(|part| part.parse().unwrap()).collect();
+    assert!(version >= vec![3, 51, 3], "earlier versions can damage a write-ahead log");
+}
+
+#[tokio::test]
+async fn a_start_reads_no_finished_run() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    for _ in 0..40 {
+        let batch = (0..500).map(|_| world.start(&nothing(), "1")).collect();
+        for outcome in world.store().commit(batch, None).await.unwrap() {
+            applied(outcome);
+        }
+    }
+    let open_run = world.started(&chain(), "1").await;
+    harness.sqlite.close().await.unwrap();
+    // A finished run that cannot be read any more hurts nobody who does not read it.
+    let file = Connection::open(&path).unwrap();
+    let changed = file.execute("UPDATE runs SET record = 'x' WHERE status = 'completed'", []);
+    assert_eq!(changed.unwrap(), 20_000);
+    drop(file);
+    let store = open(&path).await.unwrap();
+    let query = RunQuery { statuses: vec![RunStatus::Running], limit: 10, ..RunQuery::default() };
+    assert_eq!(store.list_runs(&query).await.unwrap()[0].run.run_id, open_run);
+}
+
+#[tokio::test]
+async fn people_can_query_events_with_any_tool() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    let flow = single("one");
+    let run_id = world.started(&flow, r#"{"order": 7}"#).await;
+    world.finish(&flow, run_id).await;
+    let file = Connection::open(&path).unwrap();
+    let mut statement = file
+        .prepare("SELECT position, seq, at, type, step FROM events WHERE run_id = ?1 ORDER BY seq")
+        .unwrap();
+    let rows: Vec<(u64, u64, i64, String, Option<String>)> = statement
+        .query_map([run_id.to_string()], |row| {
+            let (position, seq): (i64, i64) = (row.get(0)?, row.get(1)?);
+            let (position, seq) = (position.cast_unsigned(), seq.cast_unsigned());
+            Ok((position, seq, row.get(2)?, row.get(3)?, row.get(4)?))
+        })
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let events = world.events(run_id).await;
+    assert_eq!(rows.len(), events.len());
+    for (row, event) in rows.iter().zip(&events) {
+        assert_eq!((row.0, row.1, row.2), (event.position.0, event.seq, event.at.0));
+        assert_eq!(row.3, event.event.kind());
+        assert_eq!(row.4.as_deref(), event.event.step().map(|step| &**step));
+    }
+}
+
+#[tokio::test]
+async fn a_sweep_gives_space_back() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    let flow = single("one");
+    let large = format!("\"{}\"", "x".repeat(100_000));
+    for _ in 0..50 {
+        let run_id = world.started(&flow, &large).await;
+        world.finish(&flow, run_id).await;
+    }
+    let now = Retention { events: Duration::ZERO, runs: Duration::ZERO, batch: 10 };
+    while world.store().sweep(&now).await.unwrap().more {}
+    harness.sqlite.close().await.unwrap();
+    let bytes = fs::metadata(path).unwrap().len();
+    assert!(bytes < 1_000_000, "{bytes} bytes are left of 5,000,000");
+}
+
+#[tokio::test]
+async fn a_closed_store_refuses_every_call() {
+    let mut harness = SqliteHarness::plain().await;
+    harness.sqlite.close().await.unwrap();
+    harness.sqlite.close().await.unwrap();
+    let world = World::new(&mut harness);
+    let start = world.start(&chain(), "1");
+    let error = world.store().commit(vec![start], None).await.unwrap_err();
+    assert!(error.to_string().contains("the store is closed"), "{error}");
+    assert!(world.store().read_feed(Position(0), 1).await.is_err());
+}
