@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -30,6 +31,9 @@ Examples:
   flowgate dev
   flowgate runs list --status failed --since 1h
   flowgate why latest";
+
+/// How long the process waits for what does not stop.
+const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
 const STORE_HELP: &str = "Where runs live: sqlite:PATH or memory: [env: FLOWGATE_STORE] \
                           [default: sqlite:.flowgate/flowgate.db]";
@@ -138,8 +142,9 @@ fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
         Failure::new(Exit::Store, "runtime_failed", "cannot start threads").source(error)
     })?;
     let outcome = runtime.block_on(Box::pin(verb));
-    // Whatever still blocks a thread, such as a read of stdin, must not keep the process.
-    runtime.shutdown_background();
+    // What a second Ctrl-C left behind is dropped here, and programs end with their attempts;
+    // whatever still blocks a thread must not keep the process.
+    runtime.shutdown_timeout(SHUTDOWN_MAX);
     outcome
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::decide::Rejection;
-use flowgate_core::flow::Action;
+use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
@@ -222,9 +222,9 @@ fn failure(error: EngineError) -> Failure {
                 .path(run_id.to_string())
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
-        EngineError::Invalid(_) | EngineError::Payload(_) => {
-            Failure::usage("input_invalid", "the engine does not take this").source(error)
-        }
+        EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())
+            .help(format!("see its schema with `flowgate flows show {} --file`", problem.flow)),
+        EngineError::Invalid(message) => Failure::usage("input_invalid", message),
         EngineError::KeyConflict { ref key, run_id } => {
             let message = format!("the key `{key}` was used with another input");
             Failure::refused("key_conflict", message)
@@ -262,16 +262,15 @@ fn rejected(rejection: &Rejection) -> Failure {
     }
 }
 
-/// Steps of the flow that no process of this program can execute.
-pub(crate) fn worker_steps(loaded: &LoadedFlow) -> Vec<(&str, &str)> {
-    let steps = loaded.flow.steps.iter();
-    steps
-        .filter_map(|step| {
-            if let Action::Worker(worker) = &step.action {
-                Some((&*step.name, &**worker))
-            } else {
-                None
-            }
-        })
-        .collect()
+/// Warns of steps that no process of this program can execute.
+pub(crate) fn warn_of_workers(app: &App, flow: &Flow) {
+    for step in &flow.steps {
+        if let Action::Worker(worker) = &step.action {
+            app.output.warning(format_args!(
+                "step `{}` of flow `{}` calls the worker `{worker}`, which only a program that \
+                 embeds flowgate has; a run that gets there fails",
+                step.name, flow.name
+            ));
+        }
+    }
 }

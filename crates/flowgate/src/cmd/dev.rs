@@ -21,7 +21,7 @@ use crate::clock;
 use crate::config::{StoreUrl, Synchronous};
 use crate::failure::{Failure, Outcome};
 use crate::flow_files::{self, LoadError, LoadedFlow};
-use crate::instance::{Instance, Work, worker_steps};
+use crate::instance::{Instance, Work, warn_of_workers};
 use crate::output::{Cell, short, shortened};
 use crate::progress::signal_command;
 use crate::signals::Stop;
@@ -60,7 +60,12 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let began = clock::instant();
     let mut stop = Stop::listen()?;
     let (changed, mut changes) = mpsc::channel(1);
-    let _watcher = watch(&args.folder, changed)?;
+    if !args.folder.is_dir() {
+        let folder = args.folder.display().to_string();
+        let message = format!("there is no folder {folder}");
+        return Err(Failure::not_found("folder_not_found", message).path(folder));
+    }
+    let _watcher = watch(&app, &args.folder, changed);
     let instance = Instance::open(&app, Work::Everything).await?;
     let mut news = instance.news();
     let mut folder = Folder { path: args.folder, known: HashMap::new() };
@@ -93,18 +98,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     Ok(exit)
 }
 
-/// Tells of changes in the folder.
-fn watch(folder: &Path, changed: mpsc::Sender<()>) -> Result<impl Watcher + use<>, Failure> {
-    let unwatchable = |error: notify::Error| {
-        let message = format!("cannot watch {}", folder.display());
-        let is_missing = !folder.exists();
-        let failure = if is_missing {
-            Failure::not_found("folder_not_found", message)
-        } else {
-            Failure::usage("folder_invalid", message)
-        };
-        failure.source(error).path(folder.display().to_string())
-    };
+/// Tells of changes in the folder, as long as the result is kept.
+fn watch(app: &App, folder: &Path, changed: mpsc::Sender<()>) -> Option<impl Watcher + use<>> {
     let tell = move |event: notify::Result<notify::Event>| {
         // The database may lie in the same folder and changes all the time.
         let is_change = event.is_ok_and(|event| {
@@ -115,9 +110,19 @@ fn watch(folder: &Path, changed: mpsc::Sender<()>) -> Result<impl Watcher + use<
             tracing::trace!("a change is waiting to be read");
         }
     };
-    let mut watcher = notify::recommended_watcher(tell).map_err(unwatchable)?;
-    watcher.watch(folder, RecursiveMode::NonRecursive).map_err(unwatchable)?;
-    Ok(watcher)
+    let watching = notify::recommended_watcher(tell).and_then(|mut watcher| {
+        watcher.watch(folder, RecursiveMode::NonRecursive).map(|()| watcher)
+    });
+    match watching {
+        Ok(watcher) => Some(watcher),
+        Err(error) => {
+            let folder = folder.display();
+            app.output.warning(format_args!(
+                "cannot watch {folder}: {error}; restart `flowgate dev` after changes"
+            ));
+            None
+        }
+    }
 }
 
 /// Waits until nothing has changed for a while, but not for ever.
@@ -199,9 +204,7 @@ impl Folder {
             self.known.insert(path, found);
         }
         for loaded in &fresh {
-            for (step, worker) in worker_steps(loaded) {
-                app.output.warning(no_worker(&loaded.flow.name, step, worker));
-            }
+            warn_of_workers(app, &loaded.flow);
         }
         instance.register_all(&fresh).await
     }
@@ -223,14 +226,6 @@ impl Folder {
                 .note(format_args!("{} `{flow}` is now revision {revision}", clock::time_of_day()));
         }
     }
-}
-
-/// What to say about a step that this program has no handler for.
-pub(crate) fn no_worker(flow: &str, step: &str, worker: &str) -> String {
-    format!(
-        "step `{step}` of flow `{flow}` calls the worker `{worker}`, which only a program that \
-         embeds flowgate can have; its runs wait there"
-    )
 }
 
 async fn greet(

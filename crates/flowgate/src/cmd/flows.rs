@@ -94,13 +94,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         Verb::Validate { files } => validate(&app, &files),
         Verb::Graph { flow, format } => {
             let found = find(&app, &flow).await?;
-            app.output.text(&match format {
-                Format::Text => graph::text(&found.flow),
-                Format::Mermaid => graph::mermaid(&found.flow),
-                Format::Dot => graph::dot(&found.flow),
-                Format::Svg => graph::svg(&found.flow),
-            })?;
-            Ok(Exit::Done)
+            show_graph(&app, &found.flow, format)
         }
         Verb::Diff { old, new } => {
             let (old, new) = (find(&app, &old).await?, find(&app, &new).await?);
@@ -260,6 +254,23 @@ fn does(action: &Action) -> String {
         Action::Wait(Wait::Until(at)) => format!("waits until {at}"),
         Action::Wait(Wait::Signal { signal, .. }) => format!("waits for the signal {signal}"),
     }
+}
+
+fn show_graph(app: &App, flow: &Flow, format: Format) -> Outcome {
+    let (name, drawing) = match format {
+        Format::Text => ("text", graph::text(flow)),
+        Format::Mermaid => ("mermaid", graph::mermaid(flow)),
+        Format::Dot => ("dot", graph::dot(flow)),
+        Format::Svg => ("svg", graph::svg(flow)),
+    };
+    if app.output.json {
+        app.output.json(&json!({
+            "flow": flow.name, "revision": flow.revision, "format": name, "graph": drawing,
+        }))?;
+    } else {
+        app.output.text(&drawing)?;
+    }
+    Ok(Exit::Done)
 }
 
 fn show_diff(app: &App, old: &FlowFile, new: &FlowFile) -> Outcome {

@@ -18,7 +18,7 @@ use crate::config::{Origin, StoreUrl};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::flow_files::{self, LoadedFlow};
 use crate::input;
-use crate::instance::{Instance, Work};
+use crate::instance::{Instance, Work, warn_of_workers};
 use crate::lookup;
 use crate::output::{Cell, Table, short, status_phrase};
 use crate::progress::Progress;
@@ -127,6 +127,7 @@ impl Begin {
                 run_id
             }
             Self::File { loaded, input } => {
+                warn_of_workers(app, &loaded.flow);
                 instance.register(&loaded).await?;
                 start(instance, &loaded.flow.name, input, args).await?
             }

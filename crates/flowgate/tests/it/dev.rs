@@ -131,6 +131,33 @@ fn a_folder_that_is_not_there_is_refused() {
 }
 
 #[test]
+fn a_step_that_nobody_here_can_execute_is_named() {
+    let sandbox = Sandbox::new();
+    sandbox.write("w.yaml", "flow: w\nsteps:\n  only: { run: { worker: reserve } }\n");
+    let dev = sandbox.dev(&[]);
+    dev.stderr.wait_for("calls the worker `reserve`");
+    dev.interrupt().exits(130);
+    let done = sandbox.flowgate(&["run", "w.yaml"]).exits(1);
+    assert!(done.stderr.contains("calls the worker `reserve`"), "{done:?}");
+    assert!(done.stdout.contains("no worker is registered under `reserve`"), "{done:?}");
+}
+
+#[test]
+fn a_second_ctrl_c_stops_at_once() {
+    let sandbox = Sandbox::new();
+    let flow = "flow: long\nsteps:\n  only: { run: { shell: 'touch begun; sleep 60' } }\n";
+    sandbox.write("long.yaml", flow);
+    let dev = sandbox.dev(&["--set", "shutdown_grace=1h"]);
+    sandbox.flowgate(&["runs", "start", "long"]).exits(0);
+    eventually("the step runs", || sandbox.path("begun").exists().then_some(()));
+    dev.signal("INT");
+    dev.stderr.wait_for("Ctrl-C again stops at once");
+    dev.interrupt().exits(130);
+    let shown = sandbox.flowgate(&["runs", "show", "latest", "--json"]).exits(0).json();
+    assert_eq!(shown["status"], "running");
+}
+
+#[test]
 fn two_files_with_one_flow_are_reported() {
     let sandbox = Sandbox::new();
     sandbox.write("a.yaml", "flow: same\nsteps:\n  only: {}\n");

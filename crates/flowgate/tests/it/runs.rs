@@ -113,6 +113,16 @@ fn an_export_has_exactly_its_fields() {
 }
 
 #[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let sandbox = Sandbox::with_examples();
+    for _ in 0..3 {
+        sandbox.flowgate(&["run", "failing.yaml"]).exits(1);
+    }
+    let done = sandbox.flowgate_cut_short(&["runs", "export"]).exits(0);
+    assert_eq!(done.stderr, "");
+}
+
+#[test]
 fn with_the_store_free_a_request_is_written_down_for_the_next_owner() {
     let sandbox = Sandbox::with_examples();
     sandbox.flowgate(&["run", "approval.yaml", "--no-wait"]).exits(0);
