@@ -68,9 +68,10 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let _watcher = watch(&app, &args.folder, changed);
     let instance = Instance::open(&app, Work::Everything).await?;
     let mut news = instance.news();
-    let mut folder = Folder { path: args.folder, known: HashMap::new() };
+    let mut folder = Folder { path: args.folder, is_greeted: false, known: HashMap::new() };
     folder.read(&app, &instance).await?;
     greet(&app, &instance, &folder, began).await?;
+    folder.is_greeted = true;
     let mut lines = Lines { app: &app, instance: &instance, began: HashMap::new() };
     let exit = loop {
         tokio::select! {
@@ -136,6 +137,8 @@ async fn settle(changes: &mut mpsc::Receiver<()>) {
 /// The flow files of a folder, and what became of each when it was last read.
 struct Folder {
     path: PathBuf,
+    /// Whether the user has been told what is served.
+    is_greeted: bool,
     known: HashMap<PathBuf, Known>,
 }
 
@@ -184,7 +187,6 @@ impl Folder {
                     if matches!(known, Known::Served { .. })
                         && self.known.get(&path) != Some(&known)
                     {
-                        self.announce(app, &path, &known);
                         fresh.push(loaded);
                     }
                     known
@@ -206,7 +208,14 @@ impl Folder {
         for loaded in &fresh {
             warn_of_workers(app, &loaded.flow);
         }
-        instance.register_all(&fresh).await
+        instance.register_all(&fresh).await?;
+        if self.is_greeted {
+            for LoadedFlow { flow, .. } in &fresh {
+                let (time, revision) = (clock::time_of_day(), &flow.revision);
+                app.output.note(format_args!("{time} `{}` is now revision {revision}", flow.name));
+            }
+        }
+        Ok(())
     }
 
     fn holder(&self, name: &str, path: &Path) -> Option<&Path> {
@@ -214,17 +223,6 @@ impl Folder {
         let found = others
             .find(|(_, known)| matches!(known, Known::Served { flow, .. } if **flow == *name));
         found.map(|(other, _)| other.as_path())
-    }
-
-    /// Says that a file has changed; the greeting names what was there before.
-    fn announce(&self, app: &App, path: &Path, known: &Known) {
-        let is_change = self.known.contains_key(path);
-        if let Known::Served { flow, revision, .. } = known
-            && is_change
-        {
-            app.output
-                .note(format_args!("{} `{flow}` is now revision {revision}", clock::time_of_day()));
-        }
     }
 }
 
