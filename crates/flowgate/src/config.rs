@@ -158,6 +158,12 @@ impl Config {
         Self::layered(flags, read, &file.unwrap_or_default())
     }
 
+    /// Where the value of a setting came from.
+    pub(crate) fn origin_of(&self, key: &str) -> &Origin {
+        let found = self.settings.iter().find(|setting| setting.key == key);
+        &found.expect("every key has a setting").origin
+    }
+
     fn layered(
         flags: &Flags,
         variable: impl Fn(&'static str) -> Option<String>,

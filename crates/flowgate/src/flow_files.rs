@@ -60,7 +60,7 @@ impl LoadError {
                     .path(name)
             }
             Self::Invalid(errors) => {
-                let message = errors.in_file(&name).to_string().replace('\n', "\nerror: ");
+                let message = errors.in_file(&name).to_string();
                 Failure::usage("flow_invalid", message)
                     .help(format!("check it again with `flowgate flows validate {name}`"))
                     .path(name)

@@ -10,14 +10,16 @@ use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
-use flowgate_engine::{Applied, Engine, EngineConfig, EngineError, StartRequest, Workers};
+use flowgate_engine::{
+    Applied, Engine, EngineConfig, EngineError, ProcessConfig, StartRequest, Workers,
+};
 use flowgate_store::{Queues, Retention, Store};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cmd::App;
-use crate::config::StoreUrl;
+use crate::config::{Origin, StoreUrl};
 use crate::control::{Reply, Request, Serve, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
@@ -50,7 +52,13 @@ impl Instance {
     pub(crate) async fn open(app: &App, work: Work) -> Result<Arc<Self>, Failure> {
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_own(app, &instance_id).await?;
+        let defaults = EngineConfig::new(instance_id);
+        // Programs have a bound of their own, which yields to what the user says.
+        let is_said = app.config.origin_of("concurrency") != &Origin::Default;
+        let running_max =
+            if is_said { app.config.concurrency } else { defaults.process.running_max };
         let config = EngineConfig {
+            process: ProcessConfig { running_max, ..defaults.process },
             queues: match work {
                 Work::Everything => app.config.queues.clone(),
                 Work::Nothing => Queues::Only(Vec::new()),
@@ -60,7 +68,7 @@ impl Instance {
             shutdown_grace: app.config.shutdown_grace,
             retention: app.config.retention,
             retention_interval: sweep_interval(&app.config.retention),
-            ..EngineConfig::new(instance_id)
+            ..defaults
         };
         let engine =
             Engine::start(Arc::clone(&own.store), Workers::new(), config).map_err(|error| {

@@ -80,6 +80,9 @@ impl Output {
 
     /// Something that should not be overlooked.
     pub(crate) fn warning(self, warning: impl Display) {
+        if self.json {
+            return self.stderr(serde_json::json!({ "warning": warning.to_string() }));
+        }
         let style = AnsiColor::Yellow.on_default().bold();
         self.stderr(format_args!("{style}warning:{style:#} {warning}"));
     }
@@ -90,7 +93,10 @@ impl Output {
             return self.stderr(failure.json());
         }
         let (error, help) = (AnsiColor::Red.on_default().bold(), AnsiColor::Cyan.on_default());
-        self.stderr(format_args!("{error}error:{error:#} {}", failure.cause()));
+        // A flow file may have several things wrong with it, each on a line of its own.
+        for cause in failure.cause().lines() {
+            self.stderr(format_args!("{error}error:{error:#} {cause}"));
+        }
         if let Some(text) = &failure.help {
             self.stderr(format_args!("{help}help:{help:#} {text}"));
         }

@@ -67,26 +67,11 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     }
     let _watcher = watch(&app, &args.folder, changed);
     let instance = Instance::open(&app, Work::Everything).await?;
-    let mut news = instance.news();
-    let mut folder = Folder { path: args.folder, is_greeted: false, known: HashMap::new() };
-    folder.read(&app, &instance).await?;
-    greet(&app, &instance, &folder, began).await?;
-    folder.is_greeted = true;
-    let mut lines = Lines { app: &app, instance: &instance, began: HashMap::new() };
-    let exit = loop {
-        tokio::select! {
-            exit = stop.next() => break exit,
-            Some(()) = changes.recv() => {
-                settle(&mut changes).await;
-                folder.read(&app, &instance).await?;
-            }
-            applied = news.next() => match applied {
-                Ok(applied) => lines.tell(&applied).await?,
-                Err(missed) => app.output.warning(format_args!(
-                    "{missed} changes went by too fast to be shown; see `flowgate runs list`"
-                )),
-            },
-        }
+    let folder = Folder { path: args.folder, is_greeted: false, known: HashMap::new() };
+    let mut dev = Dev { app: &app, instance: &instance, folder, began: HashMap::new() };
+    let outcome = tokio::select! {
+        exit = stop.next() => Ok(exit),
+        outcome = dev.serve(&mut changes, began) => outcome,
     };
     let grace = Brief(app.config.shutdown_grace);
     app.output
@@ -96,7 +81,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         _ = stop.next() => {}
     }
     app.output.note("stopped; open runs go on with the next `flowgate dev`");
-    Ok(exit)
+    outcome
 }
 
 /// Tells of changes in the folder, as long as the result is kept.
@@ -176,7 +161,12 @@ impl Folder {
             let message = format!("cannot read {}", self.path.display());
             Failure::usage("folder_invalid", message).source(error)
         })?;
-        self.known.retain(|path, _| paths.contains(path));
+        for (path, known) in self.known.extract_if(|path, _| !paths.contains(path)) {
+            if let Known::Served { flow, .. } = known {
+                let (time, path) = (clock::time_of_day(), path.display());
+                app.output.note(format_args!("{time} {path} is gone; `{flow}` stays as it was"));
+            }
+        }
         let mut fresh = Vec::new();
         for path in paths {
             let found = match flow_files::load(&path) {
@@ -281,15 +271,39 @@ async fn greet(
     Ok(())
 }
 
-/// Prints a line for each start and end of a run and each failure of a step.
-struct Lines<'a> {
+/// What `dev` does until it is stopped.
+struct Dev<'a> {
     app: &'a App,
     instance: &'a Instance,
+    folder: Folder,
     /// When the runs that started under our eyes began.
     began: HashMap<RunId, Instant>,
 }
 
-impl Lines<'_> {
+impl Dev<'_> {
+    /// Serves the folder; ends only with a failure.
+    async fn serve(&mut self, changes: &mut mpsc::Receiver<()>, began: Instant) -> Outcome {
+        let mut news = self.instance.news();
+        self.folder.read(self.app, self.instance).await?;
+        greet(self.app, self.instance, &self.folder, began).await?;
+        self.folder.is_greeted = true;
+        loop {
+            tokio::select! {
+                Some(()) = changes.recv() => {
+                    settle(changes).await;
+                    self.folder.read(self.app, self.instance).await?;
+                }
+                applied = news.next() => match applied {
+                    Ok(applied) => self.tell(&applied).await?,
+                    Err(missed) => self.app.output.warning(format_args!(
+                        "{missed} changes went by too fast to be shown; see `flowgate runs list`"
+                    )),
+                },
+            }
+        }
+    }
+
+    /// Prints a line for each start and end of a run and each failure of a step.
     async fn tell(&mut self, applied: &Applied) -> Result<(), Failure> {
         for event in &applied.events {
             let Some(text) = self.told(applied, event).await else { continue };

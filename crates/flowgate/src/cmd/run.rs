@@ -264,9 +264,10 @@ fn stopped(app: &App, run_id: RunId, exit: Exit) -> Failure {
         let message = "stopped; the run was in memory only and is gone";
         return Failure::new(exit, "stopped", message).help("keep runs with --store sqlite:PATH");
     }
-    let is_default = |origin: &Origin| matches!(origin, Origin::Flag(_));
-    let store = app.config.settings.iter().find(|s| s.key == "store" && is_default(&s.origin));
-    let store = store.map(|setting| format!(" --store {}", setting.value)).unwrap_or_default();
+    let store = match app.config.origin_of("store") {
+        Origin::Flag(_) => format!(" --store {}", app.config.store),
+        Origin::Variable(_) | Origin::File { .. } | Origin::Default => String::new(),
+    };
     Failure::new(exit, "stopped", "stopped before the run ended; nothing is lost")
         .help(format!("go on with `flowgate run --resume {}{store}`", short(run_id)))
         .path(run_id.to_string())
