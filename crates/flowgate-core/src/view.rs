@@ -54,7 +54,7 @@ pub struct OpenJob {
 /// Who executes the jobs of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Executor {
-    /// This process or instance, in words.
+    /// This process, in words that name its instance.
     Known(String),
     /// Nobody.
     Nobody,
@@ -233,15 +233,7 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     let step = flow.step(job.step);
     let record = standing.run.step(job.step);
     if let Some((instance, expires_at)) = &job.lease {
-        let instance = instance.clone();
-        return if *standing.executor == Executor::Nobody {
-            Cause::Abandoned { instance, attempt: job.attempt }
-        } else if *expires_at <= now {
-            Cause::LeaseExpired { instance, expired_at: *expires_at }
-        } else {
-            let since = started_at(standing.events, &step.name);
-            Cause::Leased { instance, attempt: job.attempt, since, expires_at: *expires_at }
-        };
+        return leased(&step.name, standing, (job, instance.clone(), *expires_at), now);
     }
     if record.failures > 0 {
         let message = last_error(standing.events, &step.name).map(|error| error.message);
@@ -256,6 +248,29 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     Cause::Queued { queue: Arc::clone(&step.queue), since: job.due_at }
 }
 
+/// What a lease means. Who owns the store says more about it than its end: an owner renews the
+/// leases of its own attempts in memory, and nobody else can have any.
+fn leased(
+    step: &str,
+    standing: &Standing<'_>,
+    (job, instance, expires_at): (&OpenJob, InstanceId, Timestamp),
+    now: Timestamp,
+) -> Cause {
+    let attempt = job.attempt;
+    let is_gone = match standing.executor {
+        Executor::Nobody => true,
+        Executor::Known(owner) => !owner.contains(&*instance.0),
+        Executor::Unknown if expires_at <= now => {
+            return Cause::LeaseExpired { instance, expired_at: expires_at };
+        }
+        Executor::Unknown => false,
+    };
+    if is_gone {
+        return Cause::Abandoned { instance, attempt };
+    }
+    Cause::Leased { instance, attempt, since: started_at(standing.events, step, attempt) }
+}
+
 fn events_of<'a>(
     events: &'a [StoredEvent],
     step: &'a str,
@@ -263,9 +278,9 @@ fn events_of<'a>(
     events.iter().filter(move |stored| stored.event.step().is_some_and(|name| **name == *step))
 }
 
-fn started_at(events: &[StoredEvent], step: &str) -> Option<Timestamp> {
-    let mut starts = events_of(events, step).rev();
-    starts.find(|stored| matches!(stored.event, Event::StepStarted { .. })).map(|stored| stored.at)
+fn started_at(events: &[StoredEvent], step: &str, attempt: u32) -> Option<Timestamp> {
+    let is_start = |stored: &&StoredEvent| matches!(&stored.event, Event::StepStarted { lease, .. } if lease.attempt == attempt);
+    events_of(events, step).rev().find(is_start).map(|stored| stored.at)
 }
 
 fn last_error(events: &[StoredEvent], step: &str) -> Option<StepError> {

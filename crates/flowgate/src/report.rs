@@ -58,7 +58,6 @@ pub(crate) struct JobView {
     pub(crate) attempt: u32,
     pub(crate) due_at: String,
     pub(crate) instance: Option<Arc<str>>,
-    pub(crate) lease_expires_at: Option<String>,
 }
 
 impl RunReport {
@@ -117,7 +116,6 @@ impl JobView {
             attempt: detail.job.attempt,
             due_at: detail.due_at.to_string(),
             instance: lease.map(|lease| Arc::clone(&lease.instance.0)),
-            lease_expires_at: lease.map(|lease| lease.expires_at.to_string()),
         }
     }
 }

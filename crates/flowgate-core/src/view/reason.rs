@@ -43,8 +43,6 @@ pub enum Cause {
         attempt: u32,
         /// Since when, if the attempt has run for long enough to be in the log.
         since: Option<Timestamp>,
-        /// When its lease ends unless it is renewed.
-        expires_at: Timestamp,
     },
     /// The instance that executed the step is gone.
     Abandoned {
@@ -186,7 +184,7 @@ impl fmt::Display for Cause {
             Self::Abandoned { instance, attempt } => {
                 write!(f, "was running: attempt {attempt} ended with its instance {instance}")
             }
-            Self::Leased { instance, attempt, since, .. } => {
+            Self::Leased { instance, attempt, since } => {
                 write!(f, "is running: attempt {attempt} on instance {instance}")?;
                 since.map_or(Ok(()), |since| write!(f, " since {since}"))
             }

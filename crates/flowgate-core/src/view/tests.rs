@@ -155,16 +155,19 @@ fn a_due_step_is_explained_by_who_could_run_it() {
     let queued = "`start` is due since 2023-11-14T22:13:20.000Z and waits in the queue `default`";
     let unowned = "no process owns the store, so nothing in it runs";
     play.check(&Executor::Nobody, &answer(&[unowned, queued]));
-    let owned = Executor::Known("process 7".to_owned());
+    let owned = Executor::Known("process 7 (host-1)".to_owned());
     play.check(&owned, &answer(&[queued]));
     play.lease("start", NOW.plus(Duration::from_secs(30)));
     play.check(&owned, &answer(&["`start` is running: attempt 1 on instance host-1"]));
     let abandoned = "`start` was running: attempt 1 ended with its instance host-1";
     play.check(&Executor::Nobody, &answer(&[unowned, abandoned]));
+    let other = Executor::Known("process 8 (host-2)".to_owned());
+    play.check(&other, &answer(&[abandoned]));
     play.lease("start", NOW);
+    play.check(&owned, &answer(&["`start` is running: attempt 2 on instance host-1"]));
     let expired = "`start` was running on instance host-1, whose lease ended at \
                    2023-11-14T22:13:20.000Z; another attempt takes it over";
-    play.check(&owned, &answer(&[expired]));
+    play.check(&Executor::Unknown, &answer(&[expired]));
 }
 
 #[test]

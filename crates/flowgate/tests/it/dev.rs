@@ -143,6 +143,36 @@ fn a_step_that_nobody_here_can_execute_is_named() {
 }
 
 #[test]
+fn a_step_that_outlives_its_lease_is_still_running() {
+    let sandbox = Sandbox::new();
+    let flow = "flow: long\nsteps:\n  only: { run: { shell: 'sleep 60' } }\n";
+    sandbox.write("long.yaml", flow);
+    let dev = sandbox.dev(&["--set", "lease=1s", "--set", "shutdown_grace=0s"]);
+    sandbox.flowgate(&["runs", "start", "long"]).exits(0);
+    let begun = std::time::Instant::now();
+    eventually("the lease was renewed", || (begun.elapsed().as_millis() > 1_500).then_some(()));
+    let why = sandbox.flowgate(&["why", "latest"]).exits(0);
+    assert!(why.stdout.contains("`only` is running: attempt 1 on instance"), "{why:?}");
+    dev.interrupt().exits(130);
+    let shown = sandbox.flowgate(&["runs", "events", "latest"]).exits(0);
+    assert!(shown.stdout.contains("step.released"), "{shown:?}");
+}
+
+#[test]
+fn concurrency_bounds_the_attempts() {
+    let sandbox = Sandbox::new();
+    let step = "{ subscribes: ['step:a'], run: { shell: 'mkdir in || echo x >> met; sleep 0.1; \
+                rmdir in' } }";
+    let flow = format!("flow: wide\nsteps:\n  a: {{}}\n  b: {step}\n  c: {step}\n  d: {step}\n");
+    sandbox.write("wide.yaml", &flow);
+    sandbox.flowgate(&["run", "wide.yaml", "--concurrency", "1"]).exits(0);
+    assert_eq!(sandbox.lines_in("met"), 0);
+    sandbox.flowgate(&["run", "wide.yaml", "--concurrency", "3"]).exits(0);
+    assert_ne!(sandbox.lines_in("met"), 0);
+    sandbox.flowgate(&["run", "wide.yaml", "--concurrency", "0"]).exits(2);
+}
+
+#[test]
 fn a_second_ctrl_c_stops_at_once() {
     let sandbox = Sandbox::new();
     let flow = "flow: long\nsteps:\n  only: { run: { shell: 'touch begun; sleep 60' } }\n";
