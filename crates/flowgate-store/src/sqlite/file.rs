@@ -19,8 +19,10 @@ pub(super) const FORMAT: u32 = 1;
 const APPLICATION_ID: u32 = 0x666c_6f77;
 /// How long a connection waits for another one's lock.
 const BUSY_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Bytes of a page. Twice the default: a commit costs a tenth less with half the writes.
+const PAGE_BYTES: u32 = 8_192;
 /// Pages of the write-ahead log that start a checkpoint.
-const CHECKPOINT_PAGES: u32 = 4_000;
+const CHECKPOINT_PAGES: u32 = 2_000;
 /// Bytes of the write-ahead log that are kept on disk after a checkpoint.
 const WAL_BYTES_KEPT: u32 = 64 << 20;
 /// The page cache of the connection that writes.
@@ -143,7 +145,8 @@ fn connect(path: &Path, found: Found, synchronous: Synchronous) -> Result<Connec
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_WAIT_MAX)?;
     if found == Found::Nothing {
-        // Both are only taken over by a file without tables.
+        // All three are only taken over by a file without tables.
+        connection.pragma_update(None, "page_size", PAGE_BYTES)?;
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         connection.pragma_update(None, "application_id", APPLICATION_ID)?;
     }

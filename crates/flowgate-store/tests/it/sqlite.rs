@@ -166,7 +166,7 @@ async fn a_file_with_damaged_pages_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = closed_store(folder.path()).await;
     let mut bytes = fs::read(&path).unwrap();
-    bytes[4096..].fill(0xa5);
+    bytes[8192..].fill(0xa5);
     fs::write(&path, &bytes).unwrap();
     let error = open(&path).await.unwrap_err();
     assert!(matches!(error, StoreError::Corrupt { .. }), "{error:?}");
@@ -234,7 +234,7 @@ async fn the_file_is_written_as_durability_needs() {
         ("journal_mode", "wal"),
         ("synchronous", "2"),
         ("foreign_keys", "0"),
-        ("wal_autocheckpoint", "4000"),
+        ("wal_autocheckpoint", "2000"),
         ("auto_vacuum", "2"),
         ("user_version", "1"),
     ];
