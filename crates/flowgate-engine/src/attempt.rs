@@ -82,7 +82,8 @@ pub(crate) struct Attempt {
     stop_changed: Notify,
     /// When its lease was last known to hold, in microseconds after `began`.
     held_us: AtomicU64,
-    output: Mutex<Output>,
+    /// What its commit will hold; none once that is fixed.
+    output: Mutex<Option<Output>>,
     lines_dropped: AtomicU64,
 }
 
@@ -104,7 +105,7 @@ impl Attempt {
             stop: AtomicU8::new(0),
             stop_changed: Notify::new(),
             held_us: AtomicU64::new(0),
-            output: Mutex::new(Output::default()),
+            output: Mutex::new(Some(Output::default())),
             lines_dropped: AtomicU64::new(0),
         })
     }
@@ -241,24 +242,26 @@ impl Attempt {
         now.saturating_duration_since(self.began).saturating_sub(held)
     }
 
-    /// Keeps an output for the attempt's commit; false if it is over.
+    /// Keeps an output for the attempt's commit; false if that is fixed.
     pub(crate) fn add_output(&self, add: impl FnOnce(&mut Output)) -> bool {
-        let mut output = self.output.lock();
-        let is_open = !self.is_over();
-        if is_open {
-            add(&mut output);
+        match self.output.lock().as_mut() {
+            Some(output) if !self.is_over() => {
+                add(output);
+                true
+            }
+            Some(_) | None => false,
         }
-        is_open
     }
 
     /// The latest value that this attempt set under `key`.
     pub(crate) fn state_of_attempt(&self, key: &str) -> Option<Payload> {
         let output = self.output.lock();
-        output.state.iter().rev().find(|(name, _)| **name == *key).map(|(_, value)| value.clone())
+        let mut values = output.as_ref()?.state.iter();
+        values.find(|(name, _)| **name == *key).map(|(_, value)| value.clone())
     }
 
     pub(crate) fn take_output(&self, result: Option<Payload>) -> Output {
-        let mut output = std::mem::take(&mut *self.output.lock());
+        let mut output = self.output.lock().take().unwrap_or_default();
         output.result = result;
         output
     }
@@ -336,6 +339,13 @@ impl Attempt {
 
     /// Hands its end to the committer and frees its slot.
     pub(crate) fn end(self: Arc<Self>, ending: Ending) {
+        let instance = Arc::clone(&self.instance);
+        self.end_quietly(ending);
+        instance.inbox.wake();
+    }
+
+    /// Like [`Self::end`], by somebody who wakes the committer a little later.
+    pub(crate) fn end_quietly(self: Arc<Self>, ending: Ending) {
         if !self.end_once() {
             return;
         }
@@ -346,11 +356,11 @@ impl Attempt {
             Ending::Outcome(outcome) => {
                 let (attempt, random) = (self.for_rules(), fastrand::f64());
                 let report = Report::AttemptEnded { attempt, outcome, elapsed, random };
-                instance.inbox.report(self, report, None);
+                instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(Stop::Shutdown) => {
                 let report = Report::AttemptReleased(self.for_rules());
-                instance.inbox.report(self, report, None);
+                instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(Stop::Cancelled | Stop::LeaseLost) => {
                 instance.in_flight.forget(self.lease());

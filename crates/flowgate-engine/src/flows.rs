@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flowgate_core::flow::{Action, Flow};
@@ -25,6 +26,8 @@ pub(crate) struct LoadedFlow {
     pub(crate) folder: Option<PathBuf>,
     /// The handler of each step that has one here.
     handlers: Vec<Option<Arc<dyn Handler>>>,
+    /// For each step, whether the last first poll of its handler did not hold up its thread.
+    quick: Vec<AtomicBool>,
 }
 
 impl LoadedFlow {
@@ -38,7 +41,18 @@ impl LoadedFlow {
             | Action::Wait(_) => None,
         };
         let handlers = flow.steps.iter().map(|step| handler(&step.action)).collect();
-        Self { flow, folder, handlers }
+        let quick = flow.steps.iter().map(|_| AtomicBool::new(false)).collect();
+        Self { flow, folder, handlers, quick }
+    }
+
+    pub(crate) fn is_quick(&self, step: StepIndex) -> bool {
+        self.quick[step.at()].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_quick(&self, step: StepIndex, is_quick: bool) {
+        if self.is_quick(step) != is_quick {
+            self.quick[step.at()].store(is_quick, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn handler(&self, step: StepIndex) -> Option<&Arc<dyn Handler>> {

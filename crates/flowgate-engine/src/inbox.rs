@@ -94,6 +94,8 @@ pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
     arrived: Notify,
     is_closed: AtomicBool,
+    /// Whether somebody put something in and will wake the committer later.
+    has_quiet: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -110,22 +112,40 @@ impl Inbox {
             waiting: Mutex::new(waiting),
             arrived: Notify::new(),
             is_closed: AtomicBool::new(false),
+            has_quiet: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn push(&self, inbound: Inbound) {
-        let is_first = {
-            let mut waiting = self.waiting.lock();
-            let is_first = waiting.inbound.is_empty();
-            if is_first {
-                waiting.since = clock::now();
-            }
-            waiting.inbound.push(inbound);
-            is_first
-        };
-        if is_first {
-            self.arrived.notify_one();
+        // What came before may have come quietly, and its waker may be busy for a while.
+        let is_first = self.put(inbound);
+        if is_first || self.has_quiet.swap(false, Ordering::AcqRel) {
+            self.wake();
         }
+    }
+
+    /// Wakes the committer.
+    pub(crate) fn wake(&self) {
+        self.arrived.notify_one();
+    }
+
+    /// Puts something in without waking the committer; whether it was empty before.
+    fn put(&self, inbound: Inbound) -> bool {
+        let mut waiting = self.waiting.lock();
+        let is_first = waiting.inbound.is_empty();
+        if is_first {
+            waiting.since = clock::now();
+        }
+        waiting.inbound.push(inbound);
+        is_first
+    }
+
+    /// Like [`Self::report`], by somebody who wakes the committer a little later.
+    pub(crate) fn report_quietly(&self, attempt: Arc<Attempt>, report: Report) {
+        let run_id = attempt.claimed.job.job_id.run_id;
+        let attempt = Some(attempt);
+        self.has_quiet.store(true, Ordering::Release);
+        self.put(Inbound::Report(Item { run_id, report, attempt, seed: None, reply: None }));
     }
 
     /// A report about an attempt of this instance.

@@ -1,6 +1,7 @@
 //! What the parts of one instance share.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use flowgate_core::event::Event;
@@ -113,18 +114,45 @@ impl Instance {
 }
 
 /// Attempts that wait for their first poll.
+///
+/// Waking a thread costs more than the first polls of a few handlers that do not block. So a small
+/// batch wakes one poller, until a first poll was slow: then every batch wakes all, for a while.
 #[derive(Debug, Default)]
 pub(crate) struct Ready {
     queue: Mutex<VecDeque<Arc<Attempt>>>,
     arrived: Notify,
+    /// Batches that still wake all pollers.
+    wary: AtomicU32,
 }
+
+/// Attempts that one poller is woken for.
+const POLLS_PER_WAKE: usize = 64;
+/// Batches that wake all pollers after a slow first poll.
+const WARY_BATCHES: u32 = 1_000;
 
 impl Ready {
     /// Puts attempts in line, and wakes up to `pollers` of those who take them out.
     pub(crate) fn push(&self, attempts: &mut Vec<Arc<Attempt>>, pollers: usize) {
-        let count = attempts.len();
+        let wary = self.wary.load(Ordering::Relaxed);
+        let wakes = if wary > 0 {
+            self.wary.store(wary - 1, Ordering::Relaxed);
+            attempts.len()
+        } else {
+            attempts.len().div_ceil(POLLS_PER_WAKE)
+        };
         self.queue.lock().extend(attempts.drain(..));
-        for _ in 0..count.min(pollers) {
+        self.wake(wakes.min(pollers));
+    }
+
+    /// A first poll held up those behind it: others take them.
+    pub(crate) fn note_slow(&self, pollers: usize) {
+        self.wary.store(WARY_BATCHES, Ordering::Relaxed);
+        let waiting = self.queue.lock().len();
+        self.wake(waiting.min(pollers));
+    }
+
+    fn wake(&self, pollers: usize) {
+        for _ in 0..pollers {
             self.arrived.notify_one();
         }
     }

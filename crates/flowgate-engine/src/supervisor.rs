@@ -1,6 +1,7 @@
 //! An instance as its callers see it, from its start to its shutdown.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use flowgate_core::limits;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_store::{NewRevision, RunDetail, Store};
+use futures_util::FutureExt;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -117,9 +119,9 @@ impl Engine {
         let tasks = &instance.tasks;
         let pollers = tokio::runtime::Handle::current().metrics().num_workers();
         for _ in 0..pollers {
-            tasks.spawn(worker::poll(Arc::clone(&instance)));
+            tasks.spawn(worker::poll(Arc::clone(&instance), pollers));
         }
-        let committer = tasks.spawn(Committer::new(Arc::clone(&instance), pollers).run());
+        let committer = tasks.spawn(commit(Arc::clone(&instance), pollers));
         tasks.spawn(worker::claim(Arc::clone(&instance), pollers));
         tasks.spawn(housekeeping::sweep(Arc::clone(&instance)));
         tasks.spawn(housekeeping::reconcile(Arc::clone(&instance)));
@@ -254,6 +256,11 @@ impl Engine {
     /// misses the oldest, and is told.
     pub fn events(&self) -> broadcast::Receiver<Arc<Applied>> {
         self.instance().live.subscribe()
+    }
+
+    /// Whether it takes on work: it is not shutting down, and no bug has stopped it.
+    pub fn is_running(&self) -> bool {
+        !self.instance().stopping.is_cancelled()
     }
 
     /// Whether nothing is in flight on this instance.
@@ -431,6 +438,17 @@ impl Drop for Inner {
         if let Some(parts) = self.parts.get_mut() {
             parts.leases.cancel();
         }
+    }
+}
+
+/// Runs the committer. Without it an instance can do nothing, so a bug in it ends the instance:
+/// its leases end by themselves, and other instances take over.
+async fn commit(instance: Arc<Instance>, pollers: usize) {
+    let committer = Committer::new(Arc::clone(&instance), pollers).run();
+    if AssertUnwindSafe(committer).catch_unwind().await.is_err() {
+        tracing::error!("the committer panicked; the instance stops");
+        instance.stopping.cancel();
+        instance.giving_up.cancel();
     }
 }
 

@@ -145,23 +145,39 @@ fn end_if_lost_too_often(attempt: &Arc<Attempt>) -> bool {
 }
 
 /// Begins attempts in line until `instance` has nothing in flight any more.
-pub(crate) async fn poll(instance: Arc<Instance>) {
+///
+/// The committer is woken when the line is empty, so that what ended together is committed
+/// together. It is woken earlier before a handler that is not known to be quick: ends that are
+/// reported already must not wait for one that blocks.
+pub(crate) async fn poll(instance: Arc<Instance>, pollers: usize) {
     let done = instance.giving_up.clone();
     let mut polls = 0;
     loop {
         let Some(attempt) = instance.ready.pop() else {
-            polls = 0;
+            if std::mem::take(&mut polls) > 0 {
+                instance.inbox.wake();
+            }
             tokio::select! {
                 biased;
                 () = instance.ready.arrived() => continue,
                 () = done.cancelled() => return,
             }
         };
+        let (flow, step) = (Arc::clone(&attempt.flow), attempt.claimed.job.job_id.step);
+        if polls > 0 && !flow.is_quick(step) {
+            instance.inbox.wake();
+        }
         let before = clock::now();
         executor::begin(attempt);
+        let is_slow = clock::now().saturating_duration_since(before) > POLL_LONG;
+        flow.set_quick(step, !is_slow);
+        if is_slow {
+            instance.ready.note_slow(pollers);
+        }
         polls += 1;
-        if polls >= POLLS_IN_A_ROW || clock::now() - before > POLL_LONG {
+        if is_slow || polls >= POLLS_IN_A_ROW {
             polls = 0;
+            instance.inbox.wake();
             tokio::task::yield_now().await;
         }
     }

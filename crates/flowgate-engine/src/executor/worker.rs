@@ -185,14 +185,17 @@ pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
 /// The first poll has no waker. The rest must be polled again at once, which registers one.
 pub(crate) fn begin(handler: &dyn Handler, attempt: &Arc<Attempt>) -> Result<Ending, Rest> {
     let mut context = Context::from_waker(std::task::Waker::noop());
+    // What ended is dropped in here too, for that may also panic.
     let first = std::panic::catch_unwind(AssertUnwindSafe(|| {
         let mut future = handler.call(attempt);
-        let poll = future.as_mut().poll(&mut context);
-        (poll, future)
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => Ok(result),
+            Poll::Pending => Err(future),
+        }
     }));
     match first {
-        Ok((Poll::Ready(result), _)) => Ok(ending(attempt, result)),
-        Ok((Poll::Pending, future)) => Err(Rest(future)),
+        Ok(Ok(result)) => Ok(ending(attempt, result)),
+        Ok(Err(future)) => Err(Rest(future)),
         Err(panic) => Ok(panicked(&*panic)),
     }
 }
@@ -202,18 +205,10 @@ pub(crate) struct Rest(HandlerFuture);
 
 impl Rest {
     /// Lets the handler go on until it ends, or until the attempt must.
-    pub(crate) async fn finish(mut self, attempt: &Arc<Attempt>) -> Ending {
-        let caught = std::future::poll_fn(|context| {
-            let future = self.0.as_mut();
-            match std::panic::catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
-                Ok(Poll::Pending) => Poll::Pending,
-                Ok(Poll::Ready(result)) => Poll::Ready(ending(attempt, result)),
-                Err(panic) => Poll::Ready(panicked(&*panic)),
-            }
-        });
+    pub(crate) async fn finish(self, attempt: &Arc<Attempt>) -> Ending {
         tokio::select! {
             biased;
-            ending = caught => ending,
+            result = self.0 => ending(attempt, result),
             interrupt = attempt.interrupted(attempt.began) => attempt.ending_of(interrupt),
         }
     }
@@ -230,7 +225,8 @@ fn ending(attempt: &Attempt, result: Result<Option<Payload>, HandlerError>) -> E
     }
 }
 
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Ending {
+/// The end of an attempt whose handler, or whose executor, panicked.
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Ending {
     let text = panic
         .downcast_ref::<&str>()
         .copied()
