@@ -21,10 +21,11 @@ mod runs;
 mod why;
 
 const AFTER_HELP: &str = "\
-Exit codes: 0 done, 1 the run failed, 2 wrong usage or invalid input, 3 store unreachable,
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or invalid input, 3 store unreachable, \
 4 not found, 5 refused, 130 stopped with Ctrl-C.
-Data goes to stdout, everything else to stderr; with --json an error is one line of JSON
-on stderr: {\"error\": {\"code\", \"message\", \"path\", \"help\"}}.
+
+Data goes to stdout, everything else to stderr. With --json an error is one line of JSON on \
+stderr: {\"error\": {\"code\", \"message\", \"path\", \"help\"}}.
 
 Examples:
   flowgate run examples/order.yaml --input '{\"orderId\": 7}'

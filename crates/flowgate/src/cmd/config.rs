@@ -19,7 +19,7 @@ pub(crate) struct Args {
 enum Verb {
     /// Print every setting, its value and where it comes from
     #[command(after_help = "\
-A setting is taken from the first of: a flag (--store, --set KEY=VALUE), its variable
+A setting is taken from the first of: a flag (--store, --set KEY=VALUE), its variable \
 (FLOWGATE_STORE, FLOWGATE_RETENTION_EVENTS, …), flowgate.toml in the current folder, its default.
 
 Examples:

@@ -35,10 +35,10 @@ const OPEN_COUNTED_MAX: usize = 1_000;
 /// Serves a folder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Loads every flow file (*.yaml, *.yml, *.json with `flow` and `steps`) in the folder, executes their
-runs and goes on with every open run in the store. A saved file becomes the active revision at once;
-runs stay on the revision that they started on. A broken file is reported, and the last good revision
-stays active. Ctrl-C stops gracefully; nothing is lost.
+Loads every flow file (*.yaml, *.yml, *.json with `flow` and `steps`) in the folder, executes \
+their runs and goes on with every open run in the store. A saved file becomes the active revision \
+at once; runs stay on the revision that they started on. A broken file is reported, and the last \
+good revision stays active. Ctrl-C stops gracefully; nothing is lost.
 
 While it runs, from another terminal:
   flowgate runs start order --input '{\"orderId\": 7}'

@@ -18,6 +18,9 @@ use crate::stores;
 
 /// Looks at flows.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  flowgate flows validate flows/*.yaml
+  flowgate flows graph examples/order.yaml")]
 pub(crate) struct Args {
     #[command(subcommand)]
     verb: Verb,
@@ -40,8 +43,8 @@ enum Verb {
     },
     /// Check flow files
     #[command(after_help = "\
-Prints `FILE:LINE:COLUMN: cause; remedy` for every problem of every file, and ends with exit code 2
-if there is one.
+Prints `FILE:LINE:COLUMN: cause; remedy` for every problem of every file, and ends with exit code \
+2 if there is one.
 
 Examples:
   flowgate flows validate flows/*.yaml

@@ -31,8 +31,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// Runs a flow.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Registers the file's revision, starts a run and executes it in this process until it ends.
-Exit code 0 if it completed, 1 if it failed or was cancelled. Other open runs in the same store go
+Registers the file's revision, starts a run and executes it in this process until it ends. \
+Exit code 0 if it completed, 1 if it failed or was cancelled. Other open runs in the same store go \
 on as well while this process owns it. A run that was killed or stopped goes on with --resume.
 
 Examples:

@@ -14,9 +14,14 @@ mod steer;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 RUN is a run's id, its first 6 letters or more, or `latest`.
-Verbs that read also work beside a process that owns the store. Verbs that change something are
-handed to that process; with the store free they are written at once, and `flowgate dev` carries
-them out.")]
+
+Verbs that read also work beside a process that owns the store. Verbs that change something are \
+handed to that process; with the store free they are written at once, and `flowgate dev` carries \
+them out.
+
+Examples:
+  flowgate runs list
+  flowgate runs show latest")]
 pub(crate) struct Args {
     #[command(subcommand)]
     verb: Verb,

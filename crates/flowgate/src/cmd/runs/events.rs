@@ -61,7 +61,7 @@ pub(crate) struct Logs {
 /// Exports events.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Each line has the fields position, run, seq, type, step, attempt, token, instance, flow, revision,
+Each line has the fields position, run, seq, type, step, attempt, token, instance, flow, revision, \
 data and time; what an event does not have is null. Lines are in commit order.
 
 Examples:
