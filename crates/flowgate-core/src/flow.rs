@@ -31,6 +31,7 @@ mod validate;
 pub use build::{FlowBuilder, StepBuilder};
 pub use diff::{Change, FieldChange, diff};
 pub use input::{InputProblem, Violation};
+pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
 pub use schema::schema;

@@ -16,3 +16,4 @@ pub mod payload;
 pub mod retry;
 pub mod run;
 pub mod time;
+pub mod view;

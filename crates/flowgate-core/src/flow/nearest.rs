@@ -4,10 +4,7 @@
 const COMPARED_BYTES_MAX: usize = 200;
 
 /// The candidate that `name` is most likely a slip of, if one is near enough.
-pub(super) fn nearest<'a>(
-    name: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // A third of the letters may be wrong: `emit` is near `emits`, and `a` is near nothing.
     let distance_max = name.chars().count().div_ceil(3).min(4);
     candidates

@@ -1,0 +1,369 @@
+//! A run as a person sees it: what each step did, and why the run is where it is.
+//!
+//! [`why`] answers the question that a status cannot: what is everybody waiting for? It reads the
+//! run's record, its open jobs and its events, and changes nothing.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::commit::JobKind;
+use crate::event::{Event, StepError, StoredEvent};
+use crate::flow::{Action, Flow, Needs, Wait};
+use crate::ids::{InstanceId, SlotIndex, StepIndex};
+use crate::payload::Payload;
+use crate::run::{Run, RunStatus, StepState};
+use crate::time::Timestamp;
+
+mod reason;
+#[cfg(test)]
+mod tests;
+
+pub use reason::{Cause, Missing, MissingEvent, Reason};
+
+/// What is known about a run, from whichever process asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing<'a> {
+    /// Its record.
+    pub run: &'a Run,
+    /// Its open jobs.
+    pub jobs: &'a [OpenJob],
+    /// Its events, in order; empty once retention has removed them.
+    pub events: &'a [StoredEvent],
+    /// Who executes the jobs of its store.
+    pub executor: &'a Executor,
+}
+
+/// An open job, as far as the answer needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenJob {
+    /// The step.
+    pub step: StepIndex,
+    /// What is to be done when it is due.
+    pub kind: JobKind,
+    /// Attempts so far.
+    pub attempt: u32,
+    /// When it is due, or was.
+    pub due_at: Timestamp,
+    /// Who holds it, and until when.
+    pub lease: Option<(InstanceId, Timestamp)>,
+}
+
+/// Who executes the jobs of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Executor {
+    /// This process, in words that name its instance.
+    Known(String),
+    /// Nobody.
+    Nobody,
+    /// It cannot be told from here.
+    Unknown,
+}
+
+/// What a step did.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepView {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its state.
+    pub state: StepState,
+    /// Attempts that are in the log.
+    pub attempts: u32,
+    /// Attempts that failed.
+    pub failures: u32,
+    /// How long its attempts took together, or how long it waited; absent before the first ended.
+    pub duration_ms: Option<u64>,
+    /// Why its last failed attempt failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<StepError>,
+    /// What it returned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub result: Option<Payload>,
+}
+
+/// The steps of a run in the order of its flow, with what its events say about each.
+pub fn steps(flow: &Flow, run: &Run, events: &[StoredEvent]) -> Vec<StepView> {
+    let mut views: Vec<StepView> = (flow.steps.iter().zip(&run.steps))
+        .map(|(step, record)| StepView {
+            name: Arc::clone(&step.name),
+            state: record.state,
+            attempts: record.attempt,
+            failures: record.failures,
+            duration_ms: None,
+            error: None,
+            result: None,
+        })
+        .collect();
+    let mut waiting_since = vec![None; views.len()];
+    for stored in events {
+        let Some(index) = stored.event.step().and_then(|name| flow.step_index(name)) else {
+            continue;
+        };
+        let since = &mut waiting_since[index.at()];
+        if matches!(stored.event, Event::StepWaiting { .. }) {
+            *since = Some(stored.at);
+        }
+        views[index.at()].note(stored, *since);
+    }
+    views
+}
+
+impl StepView {
+    fn note(&mut self, stored: &StoredEvent, waiting_since: Option<Timestamp>) {
+        let ended = match &stored.event {
+            Event::StepSucceeded { elapsed_us, result, .. } => {
+                self.result.clone_from(result);
+                Some(*elapsed_us)
+            }
+            Event::StepFailed { elapsed_us, error, .. }
+            | Event::AttemptFailed { elapsed_us, error, .. } => {
+                self.error = Some(error.clone());
+                Some(*elapsed_us)
+            }
+            Event::StepCancelled { .. } => waiting_since.map(|_| 0),
+            Event::RunStarted(_)
+            | Event::StepQueued { .. }
+            | Event::StepWaiting { .. }
+            | Event::StepStarted { .. }
+            | Event::StepLost { .. }
+            | Event::StepReleased { .. }
+            | Event::EventEmitted { .. }
+            | Event::EventRepeated { .. }
+            | Event::StateSet { .. }
+            | Event::StepSkipped { .. }
+            | Event::StepCarried { .. }
+            | Event::SignalReceived { .. }
+            | Event::SignalTaken { .. }
+            | Event::RunCompleted {}
+            | Event::RunFailed { .. }
+            | Event::RunCancelled { .. } => None,
+        };
+        if let Some(elapsed_us) = ended {
+            let ms = match waiting_since {
+                Some(since) => millis(stored.at.since(since)),
+                None => elapsed_us / 1_000,
+            };
+            self.duration_ms = Some(self.duration_ms.unwrap_or(0).saturating_add(ms));
+        }
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Why the run is not finished, or ended as it did: what matters most comes first.
+///
+/// There is at least one reason, and every step that is open, failed or skipped has one.
+pub fn why(flow: &Flow, standing: &Standing<'_>, now: Timestamp) -> Vec<Reason> {
+    let run = standing.run;
+    let mut reasons = Vec::new();
+    for index in flow.step_indexes() {
+        if run.step(index).state.is_open() {
+            reasons.push(open_step(flow, standing, index, now));
+        }
+    }
+    for index in flow.step_indexes() {
+        match run.step(index).state {
+            StepState::Failed => reasons.push(failed_step(flow, standing, index)),
+            StepState::Pending => reasons.push(not_started(flow, run, index, Cause::Pending)),
+            StepState::Skipped if run.status != RunStatus::Cancelled => {
+                reasons.push(not_started(flow, run, index, Cause::Skipped));
+            }
+            StepState::Queued
+            | StepState::Running
+            | StepState::Waiting
+            | StepState::Succeeded
+            | StepState::Skipped
+            | StepState::Cancelled => {}
+        }
+    }
+    let whole = match run.status {
+        RunStatus::Failed => None,
+        RunStatus::Running | RunStatus::Waiting => {
+            let needs_work = *standing.executor == Executor::Nobody && !standing.jobs.is_empty();
+            needs_work.then_some(Cause::Unowned {})
+        }
+        RunStatus::Completed => {
+            let succeeded = run.steps.iter().filter(|step| step.state == StepState::Succeeded);
+            Some(Cause::Completed { succeeded: succeeded.count(), steps: run.steps.len() })
+        }
+        RunStatus::Cancelled => Some(Cause::Cancelled { reason: cancel_reason(standing.events) }),
+    };
+    if let Some(cause) = whole {
+        reasons.insert(0, Reason { step: None, cause });
+    }
+    reasons
+}
+
+fn cancel_reason(events: &[StoredEvent]) -> Option<Arc<str>> {
+    events.iter().rev().find_map(|stored| {
+        if let Event::RunCancelled { reason } = &stored.event { reason.clone() } else { None }
+    })
+}
+
+fn open_step(flow: &Flow, standing: &Standing<'_>, index: StepIndex, now: Timestamp) -> Reason {
+    let step = flow.step(index);
+    let job = standing.jobs.iter().find(|job| job.step == index);
+    let cause = match (&step.action, job) {
+        (Action::Wait(wait), job) => waiting(wait, job),
+        (_, Some(job)) => queued_or_leased(flow, standing, job, now),
+        (_, None) => Cause::Unknown {},
+    };
+    Reason { step: Some(Arc::clone(&step.name)), cause }
+}
+
+fn waiting(wait: &Wait, job: Option<&OpenJob>) -> Cause {
+    match wait {
+        Wait::Signal { signal, matches, .. } => Cause::Signal {
+            signal: Arc::clone(signal),
+            matches: matches.clone(),
+            until: job.map(|job| job.due_at),
+        },
+        Wait::Delay(_) | Wait::Until(_) => match job {
+            Some(job) => Cause::Timer { due_at: job.due_at },
+            None => Cause::Unknown {},
+        },
+    }
+}
+
+fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Timestamp) -> Cause {
+    let step = flow.step(job.step);
+    let record = standing.run.step(job.step);
+    if let Some((instance, expires_at)) = &job.lease {
+        return leased(&step.name, standing, (job, instance.clone(), *expires_at), now);
+    }
+    if record.failures > 0 {
+        let message = last_error(standing.events, &step.name).map(|error| error.message);
+        return Cause::Retrying {
+            due_at: job.due_at,
+            wait_ms: millis(job.due_at.since(now)),
+            failures: record.failures,
+            attempts_max: step.retry.attempts_max,
+            message,
+        };
+    }
+    Cause::Queued { queue: Arc::clone(&step.queue), since: job.due_at }
+}
+
+/// What a lease means. Who owns the store says more about it than its end: an owner renews the
+/// leases of its own attempts in memory, and nobody else can have any.
+fn leased(
+    step: &str,
+    standing: &Standing<'_>,
+    (job, instance, expires_at): (&OpenJob, InstanceId, Timestamp),
+    now: Timestamp,
+) -> Cause {
+    let attempt = job.attempt;
+    let is_gone = match standing.executor {
+        Executor::Nobody => true,
+        Executor::Known(owner) => !owner.contains(&*instance.0),
+        Executor::Unknown if expires_at <= now => {
+            return Cause::LeaseExpired { instance, expired_at: expires_at };
+        }
+        Executor::Unknown => false,
+    };
+    if is_gone {
+        return Cause::Abandoned { instance, attempt };
+    }
+    Cause::Leased { instance, attempt, since: started_at(standing.events, step, attempt) }
+}
+
+fn events_of<'a>(
+    events: &'a [StoredEvent],
+    step: &'a str,
+) -> impl DoubleEndedIterator<Item = &'a StoredEvent> {
+    events.iter().filter(move |stored| stored.event.step().is_some_and(|name| **name == *step))
+}
+
+fn started_at(events: &[StoredEvent], step: &str, attempt: u32) -> Option<Timestamp> {
+    let is_start = |stored: &&StoredEvent| matches!(&stored.event, Event::StepStarted { lease, .. } if lease.attempt == attempt);
+    events_of(events, step).rev().find(is_start).map(|stored| stored.at)
+}
+
+fn last_error(events: &[StoredEvent], step: &str) -> Option<StepError> {
+    events_of(events, step).rev().find_map(|stored| {
+        if let Event::AttemptFailed { error, .. } | Event::StepFailed { error, .. } = &stored.event
+        {
+            Some(error.clone())
+        } else {
+            None
+        }
+    })
+}
+
+fn failed_step(flow: &Flow, standing: &Standing<'_>, index: StepIndex) -> Reason {
+    let step = flow.step(index);
+    let record = standing.run.step(index);
+    let error = (standing.run.failure.as_ref().filter(|failure| failure.step == step.name))
+        .map(|failure| failure.error.clone())
+        .or_else(|| last_error(standing.events, &step.name));
+    let cause = Cause::Failed {
+        error_kind: error.as_ref().map(|error| error.kind),
+        message: error.map(|error| error.message),
+        failures: record.failures,
+        attempts_max: step.retry.attempts_max,
+        handled: step.failed.is_some(),
+    };
+    Reason { step: Some(Arc::clone(&step.name)), cause }
+}
+
+fn not_started(
+    flow: &Flow,
+    run: &Run,
+    index: StepIndex,
+    cause: impl FnOnce(Missing) -> Cause,
+) -> Reason {
+    let step = flow.step(index);
+    let missing = match &step.needs {
+        Needs::Start => Missing::default(),
+        Needs::All(slots) => missing(flow, run, slots, false),
+        Needs::Any(slots) => missing(flow, run, slots, true),
+    };
+    Reason { step: Some(Arc::clone(&step.name)), cause: cause(missing) }
+}
+
+fn missing(flow: &Flow, run: &Run, slots: &[SlotIndex], any: bool) -> Missing {
+    let absent = slots.iter().filter(|slot| run.slots[slot.at()] == 0);
+    let event = |slot: &SlotIndex| {
+        let name = Arc::clone(&flow.slot(*slot).name);
+        let sources = sources(flow, *slot)
+            .map(|index| (Arc::clone(&flow.step(index).name), run.step(index).state))
+            .collect();
+        MissingEvent { event: name, sources }
+    };
+    Missing { any, events: absent.map(event).collect() }
+}
+
+/// The steps that can bring what `slot` stands for.
+fn sources(flow: &Flow, slot: SlotIndex) -> impl Iterator<Item = StepIndex> {
+    flow.step_indexes().filter(move |index| {
+        let step = flow.step(*index);
+        step.emits.contains(&slot) || step.succeeded == Some(slot) || step.failed == Some(slot)
+    })
+}
+
+/// A length of time as people read it: two units at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Brief(pub Duration);
+
+impl fmt::Display for Brief {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.as_millis();
+        let two = |first: u128, unit: &str, second: u128, unit_below: &str| match second {
+            0 => format!("{first}{unit}"),
+            _ => format!("{first}{unit}{second:02}{unit_below}"),
+        };
+        let text = match ms {
+            0..1_000 => format!("{ms}ms"),
+            1_000..60_000 if ms % 1_000 < 100 => format!("{}s", ms / 1_000),
+            1_000..60_000 => format!("{}.{}s", ms / 1_000, ms % 1_000 / 100),
+            60_000..3_600_000 => two(ms / 60_000, "m", ms % 60_000 / 1_000, "s"),
+            3_600_000..86_400_000 => two(ms / 3_600_000, "h", ms % 3_600_000 / 60_000, "m"),
+            _ => two(ms / 86_400_000, "d", ms % 86_400_000 / 3_600_000, "h"),
+        };
+        f.pad(&text)
+    }
+}

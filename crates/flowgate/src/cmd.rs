@@ -1,0 +1,217 @@
+//! The command line: what it accepts, and which verb does what.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::config::{Config, Flags};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::logging;
+use crate::output::{Color, Output};
+
+mod completions;
+mod config;
+mod dev;
+mod flows;
+mod run;
+mod runs;
+mod why;
+
+const AFTER_HELP: &str = "\
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or invalid input, 3 store unreachable, \
+4 not found, 5 refused, 130 stopped with Ctrl-C.
+
+Data goes to stdout, everything else to stderr. With --json an error is one line of JSON on \
+stderr: {\"error\": {\"code\", \"message\", \"path\", \"help\"}}.
+
+Examples:
+  flowgate run examples/order.yaml --input '{\"orderId\": 7}'
+  flowgate dev
+  flowgate runs list --status failed --since 1h
+  flowgate why latest";
+
+/// How long the process waits for what does not stop.
+const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
+
+const STORE_HELP: &str = "Where runs live: sqlite:PATH or memory: [env: FLOWGATE_STORE] \
+                          [default: sqlite:.flowgate/flowgate.db]";
+
+/// Runs flows: graphs of steps that subscribe to events and emit events.
+#[derive(Debug, Parser)]
+#[command(name = "flowgate", after_help = AFTER_HELP, disable_help_subcommand = true)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every verb understands.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Global options")]
+struct Global {
+    #[arg(long, global = true, value_name = "URL", help = STORE_HELP)]
+    store: Option<String>,
+    /// Print data as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    /// Read settings from this file [default: flowgate.toml in the current folder, if it exists]
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Set any setting of `flowgate config show`
+    #[arg(long, global = true, value_name = "KEY=VALUE", value_parser = crate::input::pair)]
+    set: Vec<(String, String)>,
+    /// Log more: -v info, -vv debug, -vvv trace
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
+    /// Print data and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    color: Color,
+}
+
+/// The verbs, in the order of the help.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a flow once, here, until it ends
+    Run(run::Args),
+    /// Serve the flows of a folder: run, watch and resume them
+    Dev(dev::Args),
+    /// Look at flows: list, show, validate, graph, diff, schema
+    Flows(flows::Args),
+    /// Start, watch and steer runs
+    Runs(runs::Args),
+    /// Say why a run is not finished, or ended as it did
+    Why(why::Args),
+    /// Show the settings and where they come from
+    Config(config::Args),
+    /// Print completions for a shell
+    Completions(completions::Args),
+}
+
+/// What every verb gets.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) config: Config,
+    pub(crate) output: Output,
+}
+
+/// Reads the command line, does what it says and returns how that ended.
+pub(crate) fn main() -> ExitCode {
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(exit) => return exit,
+    };
+    let Cli { global, command } = cli;
+    let output = Output { json: global.json, quiet: global.quiet, color: global.color };
+    let outcome = Config::load(&global.flags(&command)).and_then(|config| {
+        logging::start(config.log);
+        dispatch(App { config, output }, command)
+    });
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            if failure.exit != Exit::Done {
+                output.failure(&failure);
+            }
+            failure.exit.into()
+        }
+    }
+}
+
+fn dispatch(app: App, command: Command) -> Outcome {
+    match command {
+        Command::Run(args) => block_on(run::run(app, args)),
+        Command::Dev(args) => block_on(dev::run(app, args)),
+        Command::Flows(args) => block_on(flows::run(app, args)),
+        Command::Runs(args) => block_on(runs::run(app, args)),
+        Command::Why(args) => block_on(why::run(app, args)),
+        Command::Config(args) => config::run(&app, &args),
+        Command::Completions(args) => completions::run(&app, &args),
+    }
+}
+
+/// Waits for a verb on a runtime of its own.
+fn block_on(verb: impl Future<Output = Outcome>) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Failure::new(Exit::Store, "runtime_failed", "cannot start threads").source(error)
+    })?;
+    let outcome = runtime.block_on(Box::pin(verb));
+    // What a second Ctrl-C left behind is dropped here, and programs end with their attempts;
+    // whatever still blocks a thread must not keep the process.
+    runtime.shutdown_timeout(SHUTDOWN_MAX);
+    outcome
+}
+
+impl Global {
+    fn flags(&self, command: &Command) -> Flags {
+        let mut values: Vec<_> =
+            (self.set.iter()).map(|(key, value)| (key.clone(), value.clone(), "--set")).collect();
+        if let Some(store) = &self.store {
+            values.push(("store".to_owned(), store.clone(), "--store"));
+        }
+        let level = match (self.quiet, self.verbose) {
+            (true, _) => Some("error"),
+            (false, 0) => None,
+            (false, 1) => Some("info"),
+            (false, 2) => Some("debug"),
+            (false, _) => Some("trace"),
+        };
+        let flag = if self.quiet { "-q" } else { "-v" };
+        values.extend(level.map(|level| ("log".to_owned(), level.to_owned(), flag)));
+        let concurrency = match command {
+            Command::Run(args) => args.concurrency,
+            Command::Dev(args) => args.concurrency,
+            Command::Flows(_)
+            | Command::Runs(_)
+            | Command::Why(_)
+            | Command::Config(_)
+            | Command::Completions(_) => None,
+        };
+        values.extend(
+            concurrency.map(|n| ("concurrency".to_owned(), n.to_string(), "--concurrency")),
+        );
+        Flags { values, file: self.config.clone() }
+    }
+}
+
+/// The whole command line, with the versions that this program was built with.
+fn command() -> clap::Command {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    let version = VERSION
+        .get_or_init(|| format!("{} (SQLite {})", env!("CARGO_PKG_VERSION"), rusqlite::version()));
+    Cli::command().version(version.as_str())
+}
+
+fn parse() -> Result<Cli, ExitCode> {
+    let matches = command().try_get_matches();
+    matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches)).map_err(|error| {
+        let wants_json = std::env::args_os().any(|argument| argument == "--json");
+        if error.use_stderr() && wants_json {
+            let text = error.render().to_string();
+            let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            let failure = Failure::usage("usage", message).help("see `flowgate --help`");
+            Output { json: true, ..Output::default() }.failure(&failure);
+            return Exit::Usage.into();
+        }
+        // Whoever closed the pipe does not want to read the help.
+        drop(error.print());
+        if error.use_stderr() { Exit::Usage.into() } else { Exit::Done.into() }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+}

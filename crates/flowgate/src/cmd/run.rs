@@ -1,0 +1,296 @@
+//! `flowgate run`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::flow::Flow;
+use flowgate_core::ids::RunId;
+use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::payload::Payload;
+use flowgate_core::run::RunStatus;
+use flowgate_core::view::Brief;
+
+use super::App;
+use super::runs::show::{note_of, took_of};
+use crate::config::{Origin, StoreUrl};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::flow_files::{self, LoadedFlow};
+use crate::input;
+use crate::instance::{Instance, Work, warn_of_workers};
+use crate::lookup;
+use crate::output::{Cell, Table, short, status_phrase};
+use crate::progress::Progress;
+use crate::report::RunReport;
+use crate::signals::Stop;
+
+/// How long news of a run may be missed before it is looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Runs a flow.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Registers the file's revision, starts a run and executes it in this process until it ends. \
+Exit code 0 if it completed, 1 if it failed or was cancelled. Other open runs in the same store go \
+on as well while this process owns it. A run that was killed or stopped goes on with --resume.
+
+Examples:
+  flowgate run examples/order.yaml --input '{\"orderId\": 7}'
+  flowgate run order --input @order.json --key 7 --tag customer=42
+  flowgate run --resume latest")]
+pub(crate) struct Args {
+    /// A flow file, or the name of a flow in the store
+    #[arg(required_unless_present = "resume", value_name = "FILE|FLOW")]
+    flow: Option<String>,
+    /// The input: JSON, @FILE, or - for stdin
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    input: String,
+    /// A key: the same key for the same flow gives the same run
+    #[arg(long)]
+    key: Option<String>,
+    /// A label for finding the run again; may be repeated
+    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = input::pair)]
+    tags: Vec<(String, String)>,
+    /// Go on with this run, which was killed or stopped
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["flow", "key", "tags"])]
+    resume: Option<String>,
+    /// Return as soon as the run only waits for a signal or a timer
+    #[arg(long)]
+    no_wait: bool,
+    /// Attempts at the same time [default: 256]
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency: Option<usize>,
+}
+
+pub(crate) async fn run(app: App, args: Args) -> Outcome {
+    let mut stop = Stop::listen()?;
+    let start = match (&args.resume, &args.flow) {
+        (Some(run), _) => Begin::Resume(run.clone()),
+        (None, Some(flow)) => Begin::start(&args, flow)?,
+        (None, None) => unreachable!("clap wants a flow or --resume"),
+    };
+    let instance = Instance::open(&app, Work::Everything).await?;
+    let outcome = start.go(&app, &instance, &args, &mut stop).await;
+    let stopped = matches!(outcome, Ok(Followed { ended_by: EndedBy::Stop(_), .. }));
+    if stopped {
+        let grace = Brief(app.config.shutdown_grace);
+        app.output.note(format_args!(
+            "stopping: attempts have {grace} to end; Ctrl-C again stops at once"
+        ));
+    }
+    tokio::select! {
+        () = instance.shutdown() => {}
+        _ = stop.next() => {}
+    }
+    conclude(&app, outcome?)
+}
+
+/// What is to be run.
+enum Begin {
+    Resume(String),
+    File { loaded: Box<LoadedFlow>, input: Payload },
+    Stored { flow: String, input: Payload },
+}
+
+impl Begin {
+    /// Checks what can be checked before the store is opened.
+    fn start(args: &Args, flow: &str) -> Result<Self, Failure> {
+        let input = input::read("--input", &args.input)?;
+        let path = Path::new(flow);
+        if path.is_file() {
+            let loaded = flow_files::load(path).map_err(|error| error.into_failure(path))?;
+            check_input(&loaded.flow, &input)?;
+            return Ok(Self::File { loaded: Box::new(loaded), input });
+        }
+        if flow_files::is_path(flow) {
+            return Err(flow_files::missing(path));
+        }
+        Ok(Self::Stored { flow: flow.to_owned(), input })
+    }
+
+    async fn go(
+        self,
+        app: &App,
+        instance: &Arc<Instance>,
+        args: &Args,
+        stop: &mut Stop,
+    ) -> Result<Followed, Failure> {
+        let store = instance.store();
+        let run_id = match self {
+            Self::Resume(text) => {
+                let run_id = lookup::run_id(store, &text).await?;
+                let run = lookup::run(store, run_id).await?.row.run;
+                if run.status.is_terminal() {
+                    return Err(ended(run_id, run.status));
+                }
+                run_id
+            }
+            Self::File { loaded, input } => {
+                warn_of_workers(app, &loaded.flow);
+                instance.register(&loaded).await?;
+                start(instance, &loaded.flow.name, input, args).await?
+            }
+            Self::Stored { flow, input } => {
+                let stored = lookup::revision(store, &flow).await?;
+                check_input(&lookup::compile(stored)?, &input)?;
+                start(instance, &flow, input, args).await?
+            }
+        };
+        let run = lookup::run(store, run_id).await?.row.run;
+        let flow = lookup::flow_of(store, &run).await?;
+        let progress = Progress::new(app.output, &flow, run_id);
+        let followed = Follow { instance, flow, run_id, progress, no_wait: args.no_wait };
+        followed.until_end(stop).await
+    }
+}
+
+async fn start(
+    instance: &Instance,
+    flow: &str,
+    input: Payload,
+    args: &Args,
+) -> Result<RunId, Failure> {
+    let tags: BTreeMap<String, String> = args.tags.iter().cloned().collect();
+    Ok(instance.start_run(flow, input, args.key.as_deref(), &tags).await?.run_id)
+}
+
+fn ended(run_id: RunId, status: RunStatus) -> Failure {
+    let message = format!("run {run_id} has ended: it is {}", status.as_str());
+    Failure::refused("run_ended", message)
+        .help(format!("try it again as a new run with `flowgate runs retry {}`", short(run_id)))
+        .path(run_id.to_string())
+}
+
+/// Refuses an input that does not meet the flow's schema.
+pub(crate) fn check_input(flow: &Flow, input: &Payload) -> Result<(), Failure> {
+    flow.check_input(input).map_err(|problem| {
+        Failure::usage("input_invalid", problem.to_string())
+            .help(format!("see its schema with `flowgate flows show {} --file`", flow.name))
+            .path("--input")
+    })
+}
+
+struct Follow<'a> {
+    instance: &'a Instance,
+    flow: Flow,
+    run_id: RunId,
+    progress: Progress,
+    no_wait: bool,
+}
+
+/// A run that is not followed any more.
+struct Followed {
+    report: RunReport,
+    ended_by: EndedBy,
+}
+
+enum EndedBy {
+    /// The run ended.
+    Run,
+    /// It waits, and the user does not.
+    Waiting,
+    /// The user or the system stopped this process.
+    Stop(Exit),
+}
+
+impl Follow<'_> {
+    async fn until_end(mut self, stop: &mut Stop) -> Result<Followed, Failure> {
+        let mut news = self.instance.news();
+        let mut after = 0;
+        let ended_by = loop {
+            let page = self.instance.store().read_events(self.run_id, after, PAGE_MAX).await?;
+            for stored in &page {
+                self.progress.note(&self.flow, stored);
+                after = stored.seq;
+            }
+            if page.last().is_some_and(|last| last.event.is_terminal()) {
+                break EndedBy::Run;
+            }
+            if page.len() == PAGE_MAX {
+                continue;
+            }
+            let status = lookup::run(self.instance.store(), self.run_id).await?.row.run.status;
+            if self.no_wait && status == RunStatus::Waiting {
+                break EndedBy::Waiting;
+            }
+            let again = tokio::time::sleep(LOOK_AGAIN);
+            tokio::select! {
+                () = news.about(self.run_id) => {}
+                () = again => {}
+                exit = stop.next() => break EndedBy::Stop(exit),
+            }
+        };
+        self.progress.finish();
+        let store = self.instance.store();
+        let detail = lookup::run(store, self.run_id).await?;
+        let events = lookup::events(store, self.run_id).await?;
+        Ok(Followed { report: RunReport::new(&self.flow, &detail, &events), ended_by })
+    }
+}
+
+/// Says what became of the run.
+fn conclude(app: &App, followed: Followed) -> Outcome {
+    let Followed { report, ended_by } = followed;
+    if let EndedBy::Stop(exit) = ended_by {
+        return Err(stopped(app, report.run_id, exit));
+    }
+    if app.output.json {
+        app.output.json(&report)?;
+    } else {
+        summary(app, &report)?;
+    }
+    match ended_by {
+        EndedBy::Waiting => {
+            let run_id = short(report.run_id);
+            app.output.note(format_args!(
+                "it waits: see `flowgate why {run_id}`\ngo on with `flowgate run --resume {run_id}`"
+            ));
+            Ok(Exit::Done)
+        }
+        EndedBy::Run | EndedBy::Stop(_) if report.status == RunStatus::Completed => Ok(Exit::Done),
+        EndedBy::Run | EndedBy::Stop(_) => {
+            let run_id = short(report.run_id);
+            app.output.note(format_args!(
+                "why: flowgate why {run_id}\nagain: flowgate runs retry {run_id}"
+            ));
+            Ok(Exit::RunFailed)
+        }
+    }
+}
+
+fn stopped(app: &App, run_id: RunId, exit: Exit) -> Failure {
+    if app.config.store == StoreUrl::Memory {
+        let message = "stopped; the run was in memory only and is gone";
+        return Failure::new(exit, "stopped", message).help("keep runs with --store sqlite:PATH");
+    }
+    let store = match app.config.origin_of("store") {
+        Origin::Flag(_) => format!(" --store {}", app.config.store),
+        Origin::Variable(_) | Origin::File { .. } | Origin::Default => String::new(),
+    };
+    Failure::new(exit, "stopped", "stopped before the run ended; nothing is lost")
+        .help(format!("go on with `flowgate run --resume {}{store}`", short(run_id)))
+        .path(run_id.to_string())
+}
+
+fn summary(app: &App, report: &RunReport) -> Result<(), Failure> {
+    let took = report.duration_ms.map(|ms| format!(" after {}", Brief(Duration::from_millis(ms))));
+    app.output.line(format_args!(
+        "run {} of flow `{}` {}{}",
+        report.run_id,
+        report.flow,
+        status_phrase(report.status),
+        took.unwrap_or_default()
+    ))?;
+    let mut table = Table::new(&["step", "state", "attempts", "took", "note"]);
+    for step in &report.steps {
+        table.row(vec![
+            Cell::bold(&step.name),
+            Cell::state(step.state),
+            Cell::plain(if step.attempts == 0 { String::new() } else { step.attempts.to_string() }),
+            Cell::plain(took_of(step)),
+            Cell::dim(note_of(step)),
+        ]);
+    }
+    table.print(app.output)
+}

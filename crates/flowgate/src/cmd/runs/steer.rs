@@ -1,0 +1,173 @@
+//! `flowgate runs start`, `signal`, `cancel` and `retry`: changing what happens.
+//!
+//! The owner of the store does it. If nobody owns it, this process does for as long as it takes,
+//! and executes nothing.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::time::Duration;
+
+use super::super::App;
+use crate::config::StoreUrl;
+use crate::control::{self, Reply, Request, Serve};
+use crate::failure::{Exit, Failure, Outcome};
+use crate::input;
+use crate::instance::{Instance, Work};
+use crate::lookup;
+use crate::output::short;
+use crate::stores;
+
+/// Tries to find the owner or to become it: the owner may just be starting or ending.
+const TRIES: u32 = 10;
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// Starts a run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Prints the run's id and returns; follow it with `flowgate runs watch`.
+
+Examples:
+  flowgate runs start order --input '{\"orderId\": 7}'
+  flowgate runs start order --input @order.json --key 7")]
+pub(crate) struct Start {
+    /// The name of a flow in the store
+    flow: String,
+    /// The input: JSON, @FILE, or - for stdin
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    input: String,
+    /// A key: the same key for the same flow gives the same run
+    #[arg(long)]
+    key: Option<String>,
+    /// A label for finding the run again; may be repeated
+    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = input::pair)]
+    tags: Vec<(String, String)>,
+}
+
+/// Sends a signal.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:
+  flowgate runs signal latest approval --data '{\"approved\": true}'")]
+pub(crate) struct Signal {
+    /// The run
+    run: String,
+    /// The signal's name
+    signal: String,
+    /// Its data: JSON, @FILE, or - for stdin
+    #[arg(long, value_name = "JSON", default_value = "{}")]
+    data: String,
+}
+
+/// Cancels a run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:
+  flowgate runs cancel latest --reason 'wrong customer'")]
+pub(crate) struct Cancel {
+    /// The run
+    run: String,
+    /// Why, for the log
+    #[arg(long)]
+    reason: Option<String>,
+}
+
+/// Tries a run again.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The new run takes over what succeeded and does the rest.
+
+Examples:
+  flowgate runs retry latest
+  flowgate runs retry latest --from charge")]
+pub(crate) struct Retry {
+    /// The finished run
+    run: String,
+    /// Do this step again, and what follows it, even if it succeeded
+    #[arg(long, value_name = "STEP")]
+    from: Option<String>,
+}
+
+pub(crate) async fn start(app: &App, args: Start) -> Outcome {
+    let input = input::read("--input", &args.input)?;
+    let tags: BTreeMap<String, String> = args.tags.into_iter().collect();
+    let request = Request::Start { flow: args.flow, input, key: args.key, tags };
+    let sent = send(app, request).await?;
+    sent.tell(app, if sent.reply.existed { "this key has a run already" } else { "started" })
+}
+
+pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
+    let data = input::read("--data", &args.data)?;
+    let run_id = resolve(app, &args.run).await?;
+    let sent = send(app, Request::Signal { run_id, signal: args.signal, data }).await?;
+    sent.tell(app, "signalled")
+}
+
+pub(crate) async fn cancel(app: &App, args: Cancel) -> Outcome {
+    let run_id = resolve(app, &args.run).await?;
+    let sent = send(app, Request::Cancel { run_id, reason: args.reason }).await?;
+    sent.tell(app, "cancelled")
+}
+
+pub(crate) async fn retry(app: &App, args: Retry) -> Outcome {
+    let run_id = resolve(app, &args.run).await?;
+    let sent = send(app, Request::Retry { run_id, from: args.from }).await?;
+    sent.tell(app, "started")
+}
+
+async fn resolve(app: &App, text: &str) -> Result<flowgate_core::ids::RunId, Failure> {
+    let store = stores::open_to_read(app).await?;
+    let run_id = lookup::run_id(&*store, text).await?;
+    lookup::run(&*store, run_id).await?;
+    Ok(run_id)
+}
+
+/// A request that was carried out.
+struct Sent {
+    reply: Reply,
+    /// Whether somebody executes what it made due.
+    is_owned: bool,
+}
+
+async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
+    let StoreUrl::Sqlite(path) = &app.config.store else {
+        return Err(stores::memory_is_private());
+    };
+    let mut refusal = None;
+    for attempt in 0..TRIES {
+        if attempt > 0 {
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+        if let Some(reply) = control::send(&stores::canonical(path), &request).await? {
+            return Ok(Sent { reply, is_owned: true });
+        }
+        match Instance::open(app, Work::Nothing).await {
+            Ok(instance) => {
+                let reply = instance.serve(request).await;
+                instance.shutdown().await;
+                return Ok(Sent { reply: reply?, is_owned: false });
+            }
+            Err(failure) if failure.code == "store_in_use" => refusal = Some(failure),
+            Err(failure) => return Err(failure),
+        }
+    }
+    let refusal = refusal.expect("every try that did not return was refused");
+    Err(refusal.help("that process takes no requests; stop it and try again"))
+}
+
+impl Sent {
+    fn tell(&self, app: &App, done: impl Display) -> Outcome {
+        let reply = &self.reply;
+        if app.output.json {
+            app.output.json(reply)?;
+            return Ok(Exit::Done);
+        }
+        app.output.line(reply.run_id)?;
+        let (flow, status) = (&reply.flow, reply.status.as_str());
+        app.output.note(format_args!("{done}; the run of flow `{flow}` is {status}"));
+        if !self.is_owned && !reply.status.is_terminal() {
+            app.output.note(format_args!(
+                "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
+                short(reply.run_id)
+            ));
+        }
+        Ok(Exit::Done)
+    }
+}

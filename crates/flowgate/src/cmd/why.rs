@@ -1,0 +1,75 @@
+//! `flowgate why`.
+
+use flowgate_core::view::{self, OpenJob, Standing};
+use serde_json::json;
+
+use super::App;
+use crate::failure::{Exit, Outcome};
+use crate::lookup;
+use crate::output::{Cell, short, status_phrase};
+use crate::stores;
+
+/// Explains a run.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  flowgate why latest
+  flowgate why 019a8b2c-1f3e --json")]
+pub(crate) struct Args {
+    /// The run's id, its first 6 letters or more, or `latest`
+    run: String,
+}
+
+pub(crate) async fn run(app: App, args: Args) -> Outcome {
+    let store = stores::open_to_read(&app).await?;
+    let run_id = lookup::run_id(&*store, &args.run).await?;
+    let detail = lookup::run(&*store, run_id).await?;
+    let flow = lookup::flow_of(&*store, &detail.row.run).await?;
+    let events = lookup::events(&*store, run_id).await?;
+    let executor = stores::executor(&app);
+    let jobs: Vec<OpenJob> = detail
+        .jobs
+        .iter()
+        .map(|job| OpenJob {
+            step: job.job.job_id.step,
+            kind: job.job.kind,
+            attempt: job.job.attempt,
+            due_at: job.due_at,
+            lease: job.lease.as_ref().map(|lease| (lease.instance.clone(), lease.expires_at)),
+        })
+        .collect();
+    let run = &detail.row.run;
+    let standing = Standing { run, jobs: &jobs, events: &events, executor: &executor };
+    let reasons = view::why(&flow, &standing, store.now().await?);
+    let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
+    let remedy = |reason: &view::Reason| {
+        let remedy = reason.remedy()?;
+        Some(format!("flowgate {}", remedy.replace("RUN", &shown_id)))
+    };
+    if app.output.json {
+        let reasons: Vec<_> = reasons
+            .iter()
+            .map(|reason| {
+                let mut value = serde_json::to_value(reason).expect("a reason is JSON");
+                value["message"] = reason.to_string().into();
+                value["help"] = remedy(reason).into();
+                value
+            })
+            .collect();
+        app.output.json(&json!({
+            "run_id": run_id, "flow": run.flow, "status": run.status, "reasons": reasons,
+        }))?;
+        return Ok(Exit::Done);
+    }
+    app.output.line(format_args!(
+        "run {run_id} of flow `{}` {}:",
+        run.flow,
+        status_phrase(run.status)
+    ))?;
+    for reason in &reasons {
+        app.output.line(format_args!("  {reason}"))?;
+        if let Some(remedy) = remedy(reason) {
+            app.output.line(format_args!("    {} {remedy}", Cell::dim("→")))?;
+        }
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,330 @@
+//! Settings: flags, then `FLOWGATE_*` variables, then `flowgate.toml`, then defaults.
+//!
+//! Every setting has one key, one variable and one default, all in [`KEYS`]. A value is kept as
+//! text with where it came from until it is read, so that an error can name its place.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flowgate_core::flow::Span;
+use flowgate_core::ids::is_identifier;
+use flowgate_store::{Queues, Retention};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::failure::Failure;
+use flowgate_core::flow::nearest;
+
+mod file;
+
+/// The file that is looked for in the current folder.
+const FILE: &str = "flowgate.toml";
+const LEASE_MIN: Duration = Duration::from_secs(1);
+const LEASE_MAX: Duration = Duration::from_hours(1);
+const CONCURRENCY_MAX: usize = 10_000;
+
+/// A setting: its key in the file, its variable, its default and what it is.
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    pub(crate) variable: &'static str,
+    pub(crate) default: &'static str,
+    pub(crate) what: &'static str,
+}
+
+const fn key(
+    name: &'static str,
+    variable: &'static str,
+    default: &'static str,
+    what: &'static str,
+) -> Key {
+    Key { name, variable, default, what }
+}
+
+/// Every setting there is.
+pub(crate) const KEYS: [Key; 9] = [
+    key("store", "FLOWGATE_STORE", "sqlite:.flowgate/flowgate.db", "where runs live"),
+    key("concurrency", "FLOWGATE_CONCURRENCY", "256", "attempts at the same time"),
+    key("lease", "FLOWGATE_LEASE", "30s", "how long a job stays with an instance unheard of"),
+    key("shutdown_grace", "FLOWGATE_SHUTDOWN_GRACE", "10s", "time for attempts to end on Ctrl-C"),
+    key("retention.events", "FLOWGATE_RETENTION_EVENTS", "7d", "events of finished runs"),
+    key("retention.runs", "FLOWGATE_RETENTION_RUNS", "30d", "records of finished runs"),
+    key("synchronous", "FLOWGATE_SYNCHRONOUS", "full", "full: survives power loss; normal: faster"),
+    key("log", "FLOWGATE_LOG", "warn", "off, error, warn, info, debug or trace"),
+    key("queues", "FLOWGATE_QUEUES", "*", "queues to serve; `*` is all of them"),
+];
+
+/// Variables that a process step finds in its environment; they are no settings.
+const STEP_VARIABLES: [&str; 6] = [
+    "FLOWGATE_RUN_ID",
+    "FLOWGATE_FLOW",
+    "FLOWGATE_REVISION",
+    "FLOWGATE_STEP",
+    "FLOWGATE_ATTEMPT",
+    "FLOWGATE_KEY",
+];
+
+/// Everything that can be set, read.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) store: StoreUrl,
+    pub(crate) concurrency: usize,
+    pub(crate) lease: Duration,
+    pub(crate) shutdown_grace: Duration,
+    pub(crate) retention: Retention,
+    pub(crate) synchronous: Synchronous,
+    pub(crate) log: LevelFilter,
+    pub(crate) queues: Queues,
+    /// Every setting as it was written, in the order of [`KEYS`].
+    pub(crate) settings: Vec<Setting>,
+}
+
+/// Where runs live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreUrl {
+    /// In this process, until it ends.
+    Memory,
+    /// In this file.
+    Sqlite(PathBuf),
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory:"),
+            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
+        }
+    }
+}
+
+/// When a commit counts as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Synchronous {
+    /// Once the disk has it.
+    Full,
+    /// Once the operating system has it.
+    Normal,
+}
+
+/// A value and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting {
+    pub(crate) key: &'static str,
+    pub(crate) value: String,
+    pub(crate) origin: Origin,
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Flag(&'static str),
+    Variable(&'static str),
+    File { path: String, line: usize },
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(f, "flag {flag}"),
+            Self::Variable(name) => write!(f, "variable {name}"),
+            Self::File { path, line } => write!(f, "{path}:{line}"),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// What the command line says about settings.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flags {
+    /// Key, value and the flag that gave it.
+    pub(crate) values: Vec<(String, String, &'static str)>,
+    /// The settings file, if one is named.
+    pub(crate) file: Option<PathBuf>,
+}
+
+impl Config {
+    /// Reads the settings of this process.
+    pub(crate) fn load(flags: &Flags) -> Result<Self, Failure> {
+        #[expect(clippy::disallowed_methods, reason = "this is the place that reads variables")]
+        let read = |name: &'static str| std::env::var(name).ok();
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        check_variables(names)?;
+        let file = match &flags.file {
+            Some(path) => Some(file::read(path)?),
+            None if Path::new(FILE).exists() => Some(file::read(Path::new(FILE))?),
+            None => None,
+        };
+        Self::layered(flags, read, &file.unwrap_or_default())
+    }
+
+    /// Where the value of a setting came from.
+    pub(crate) fn origin_of(&self, key: &str) -> &Origin {
+        let found = self.settings.iter().find(|setting| setting.key == key);
+        &found.expect("every key has a setting").origin
+    }
+
+    fn layered(
+        flags: &Flags,
+        variable: impl Fn(&'static str) -> Option<String>,
+        file: &BTreeMap<&'static str, (String, Origin)>,
+    ) -> Result<Self, Failure> {
+        for (name, ..) in &flags.values {
+            known(name).map_err(|failure| failure.path("--set"))?;
+        }
+        let settings: Vec<Setting> = KEYS
+            .iter()
+            .map(|key| {
+                let flag = flags.values.iter().rev().find(|(name, ..)| name == key.name);
+                let (value, origin) = if let Some((_, value, flag)) = flag {
+                    (value.clone(), Origin::Flag(flag))
+                } else if let Some(value) = variable(key.variable) {
+                    (value, Origin::Variable(key.variable))
+                } else if let Some((value, origin)) = file.get(key.name) {
+                    (value.clone(), origin.clone())
+                } else {
+                    (key.default.to_owned(), Origin::Default)
+                };
+                Setting { key: key.name, value, origin }
+            })
+            .collect();
+        Self::read(settings)
+    }
+
+    fn read(settings: Vec<Setting>) -> Result<Self, Failure> {
+        let get = |name: &str| {
+            settings.iter().find(|setting| setting.key == name).expect("every key has a setting")
+        };
+        let span = |name: &str| read(get(name), parse_span);
+        let retention = Retention {
+            events: span("retention.events")?,
+            runs: span("retention.runs")?,
+            ..Retention::DEFAULT
+        };
+        Ok(Self {
+            store: read(get("store"), parse_store)?,
+            concurrency: read(get("concurrency"), parse_concurrency)?,
+            lease: read(get("lease"), parse_lease)?,
+            shutdown_grace: span("shutdown_grace")?,
+            retention,
+            synchronous: read(get("synchronous"), parse_synchronous)?,
+            log: read(get("log"), parse_level)?,
+            queues: read(get("queues"), parse_queues)?,
+            settings,
+        })
+    }
+}
+
+/// What is wrong with a value, and what to write instead.
+type Wrong = (String, String);
+
+fn read<T>(setting: &Setting, parse: fn(&str) -> Result<T, Wrong>) -> Result<T, Failure> {
+    parse(&setting.value).map_err(|(message, help)| {
+        let message = format!("{} ({}): {message}", setting.key, setting.origin);
+        Failure::usage("config_invalid", message).help(help).path(setting.key)
+    })
+}
+
+fn parse_store(text: &str) -> Result<StoreUrl, Wrong> {
+    let help = "use sqlite:PATH or memory:".to_owned();
+    match text.split_once(':') {
+        Some(("memory", "")) => Ok(StoreUrl::Memory),
+        Some(("sqlite", path)) if !path.is_empty() => {
+            // `sqlite:///a` is how other tools write an absolute path.
+            let path = if path.starts_with("///") { &path[2..] } else { path };
+            Ok(StoreUrl::Sqlite(path.into()))
+        }
+        Some(("sqlite" | "memory", _)) => Err((format!("`{text}` is not a store URL"), help)),
+        Some((scheme, _)) if is_identifier(scheme) => {
+            Err((format!("the store `{scheme}:` is not supported by this version"), help))
+        }
+        Some(_) | None => Err((format!("`{text}` is not a store URL"), help)),
+    }
+}
+
+fn parse_concurrency(text: &str) -> Result<usize, Wrong> {
+    text.parse().ok().filter(|number| (1..=CONCURRENCY_MAX).contains(number)).ok_or_else(|| {
+        let help = format!("write a whole number from 1 to {CONCURRENCY_MAX}");
+        (format!("`{text}` is not a number of attempts"), help)
+    })
+}
+
+fn parse_span(text: &str) -> Result<Duration, Wrong> {
+    let help = || "write whole numbers with units, such as `500ms`, `30s` or `7d`".to_owned();
+    match text.parse::<Span>() {
+        Ok(span) => Ok(span.0),
+        Err(_) => Err((format!("`{text}` is not a length of time"), help())),
+    }
+}
+
+fn parse_lease(text: &str) -> Result<Duration, Wrong> {
+    let lease = parse_span(text)?;
+    if (LEASE_MIN..=LEASE_MAX).contains(&lease) {
+        return Ok(lease);
+    }
+    Err((format!("a lease of `{text}` is out of bounds"), "write one from 1s to 1h".to_owned()))
+}
+
+fn parse_synchronous(text: &str) -> Result<Synchronous, Wrong> {
+    match text {
+        "full" => Ok(Synchronous::Full),
+        "normal" => Ok(Synchronous::Normal),
+        other => Err((format!("`{other}` is not a mode"), "write `full` or `normal`".to_owned())),
+    }
+}
+
+fn parse_level(text: &str) -> Result<LevelFilter, Wrong> {
+    let help = "write off, error, warn, info, debug or trace".to_owned();
+    text.parse().map_err(|_| (format!("`{text}` is not a level"), help))
+}
+
+fn parse_queues(text: &str) -> Result<Queues, Wrong> {
+    if text.trim() == "*" {
+        return Ok(Queues::All);
+    }
+    let names: Vec<&str> = text.split(',').map(str::trim).collect();
+    match names.iter().find(|name| !is_identifier(name)) {
+        None => Ok(Queues::Only(names.into_iter().map(Into::into).collect())),
+        Some(name) => {
+            let help = "write names with commas between, or `*` for all queues".to_owned();
+            Err((format!("`{name}` is not the name of a queue"), help))
+        }
+    }
+}
+
+/// The key called `name`, or what the user may have meant.
+fn known(name: &str) -> Result<&'static str, Failure> {
+    if let Some(key) = KEYS.iter().find(|key| key.name == name) {
+        return Ok(key.name);
+    }
+    let help = match nearest(name, KEYS.iter().map(|key| key.name)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("the settings are {}", KEYS.map(|key| key.name).join(", ")),
+    };
+    Err(Failure::usage("config_invalid", format!("there is no setting `{name}`")).help(help))
+}
+
+/// Refuses variables that look like a slip of one of ours.
+///
+/// Others are let through: Kubernetes puts variables such as `FLOWGATE_PORT_80_TCP` into every
+/// container beside a service called flowgate.
+fn check_variables(names: impl Iterator<Item = String>) -> Result<(), Failure> {
+    for name in names.filter(|name| name.starts_with("FLOWGATE_")) {
+        let is_ours = KEYS.iter().any(|key| key.variable == name);
+        if is_ours || STEP_VARIABLES.contains(&name.as_str()) {
+            continue;
+        }
+        let tail = &name["FLOWGATE_".len()..];
+        let tails = KEYS.iter().map(|key| &key.variable["FLOWGATE_".len()..]);
+        if let Some(near) = nearest(tail, tails) {
+            let message = format!("there is no setting for the variable {name}");
+            return Err(Failure::usage("config_invalid", message)
+                .help(format!("did you mean FLOWGATE_{near}?"))
+                .path(name.clone()));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

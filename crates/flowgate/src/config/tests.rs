@@ -1,0 +1,138 @@
+use super::*;
+
+fn load(flags: &[(&str, &str)], variables: &[(&str, &str)], file: &str) -> Result<Config, Failure> {
+    let values = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned(), "--set")).collect();
+    let flags = Flags { values, file: None };
+    let variable = |name: &'static str| {
+        variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+    };
+    Config::layered(&flags, variable, &file::parse("flowgate.toml", file)?)
+}
+
+fn check_refused(loaded: Result<Config, Failure>, message: &str, help: &str) {
+    let failure = loaded.expect_err(message);
+    assert_eq!(failure.message, message);
+    assert_eq!(failure.help.as_deref(), Some(help));
+}
+
+#[test]
+fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
+    let file = "concurrency = 3\nlease = \"5s\"\n[retention]\nevents = \"1d\"\n";
+    let config =
+        load(&[("lease", "9s")], &[("FLOWGATE_LEASE", "7s"), ("FLOWGATE_LOG", "info")], file)
+            .unwrap();
+    assert_eq!(config.lease, Duration::from_secs(9));
+    assert_eq!(config.concurrency, 3);
+    assert_eq!(config.log, LevelFilter::INFO);
+    assert_eq!(config.retention.events, Duration::from_hours(24));
+    let origins: Vec<String> = config
+        .settings
+        .iter()
+        .map(|setting| format!("{}={} {}", setting.key, setting.value, setting.origin))
+        .collect();
+    assert_eq!(
+        origins,
+        [
+            "store=sqlite:.flowgate/flowgate.db default",
+            "concurrency=3 flowgate.toml:1",
+            "lease=9s flag --set",
+            "shutdown_grace=10s default",
+            "retention.events=1d flowgate.toml:4",
+            "retention.runs=30d default",
+            "synchronous=full default",
+            "log=info variable FLOWGATE_LOG",
+            "queues=* default",
+        ]
+    );
+}
+
+#[test]
+fn every_default_can_be_read() {
+    let config = load(&[], &[], "").unwrap();
+    assert_eq!(config.store, StoreUrl::Sqlite(".flowgate/flowgate.db".into()));
+    assert_eq!(config.retention, Retention::DEFAULT);
+    assert_eq!(config.queues, Queues::All);
+}
+
+#[test]
+fn an_unknown_key_names_the_nearest() {
+    let message = "flowgate.toml:2: there is no setting `concurency`";
+    check_refused(load(&[], &[], "\nconcurency = 3"), message, "did you mean `concurrency`?");
+    let message = "flowgate.toml:1: there is no setting `retention.event`";
+    check_refused(
+        load(&[], &[], "retention.event = '1d'"),
+        message,
+        "did you mean `retention.events`?",
+    );
+    check_refused(
+        load(&[("quues", "a")], &[], ""),
+        "there is no setting `quues`",
+        "did you mean `queues`?",
+    );
+}
+
+#[test]
+fn a_value_that_cannot_be_read_says_where_it_stands_and_what_to_write() {
+    let rows = [
+        (
+            "lease = \"10\"",
+            "lease (flowgate.toml:1): `10` is not a length of time",
+            "write whole numbers with units, such as `500ms`, `30s` or `7d`",
+        ),
+        (
+            "lease = 10",
+            "flowgate.toml:1: `lease` cannot have such a value",
+            "write it in quotes and with a unit, such as \"10s\"",
+        ),
+        (
+            "lease = \"1ms\"",
+            "lease (flowgate.toml:1): a lease of `1ms` is out of bounds",
+            "write one from 1s to 1h",
+        ),
+        (
+            "store = \"postgres://host/db\"",
+            "store (flowgate.toml:1): the store `postgres:` is not supported by this version",
+            "use sqlite:PATH or memory:",
+        ),
+        (
+            "store = \"some/file.db\"",
+            "store (flowgate.toml:1): `some/file.db` is not a store URL",
+            "use sqlite:PATH or memory:",
+        ),
+        (
+            "concurrency = 0",
+            "concurrency (flowgate.toml:1): `0` is not a number of attempts",
+            "write a whole number from 1 to 10000",
+        ),
+        (
+            "synchronous = \"off\"",
+            "synchronous (flowgate.toml:1): `off` is not a mode",
+            "write `full` or `normal`",
+        ),
+        (
+            "queues = [\"a\", \"b c\"]",
+            "queues (flowgate.toml:1): `b c` is not the name of a queue",
+            "write names with commas between, or `*` for all queues",
+        ),
+    ];
+    for (file, message, help) in rows {
+        check_refused(load(&[], &[], file), message, help);
+    }
+}
+
+#[test]
+fn a_variable_that_looks_like_a_slip_is_refused_and_others_are_let_through() {
+    let check = |name: &str| check_variables([name.to_owned()].into_iter());
+    let failure = check("FLOWGATE_STOER").unwrap_err();
+    assert_eq!(failure.help.as_deref(), Some("did you mean FLOWGATE_STORE?"));
+    for name in ["FLOWGATE_PORT_80_TCP", "FLOWGATE_SERVICE_HOST", "FLOWGATE_FLOW", "FLOWGATE_LOG"] {
+        check(name).unwrap();
+    }
+}
+
+#[test]
+fn a_store_url_may_have_three_slashes() {
+    let config = load(&[("store", "sqlite:///var/a.db")], &[], "").unwrap();
+    assert_eq!(config.store, StoreUrl::Sqlite("/var/a.db".into()));
+    assert_eq!(config.store.to_string(), "sqlite:/var/a.db");
+}

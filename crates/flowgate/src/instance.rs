@@ -1,0 +1,284 @@
+//! This process as the owner of its store: the engine, and who may ask it for something.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::decide::Rejection;
+use flowgate_core::flow::{Action, Flow};
+use flowgate_core::ids::RunId;
+use flowgate_core::payload::Payload;
+use flowgate_core::run::Run;
+use flowgate_engine::{
+    Applied, Engine, EngineConfig, EngineError, ProcessConfig, StartRequest, Workers,
+};
+use flowgate_store::{Queues, Retention, Store};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::cmd::App;
+use crate::config::{Origin, StoreUrl};
+use crate::control::{Reply, Request, Serve, Socket};
+use crate::failure::{Exit, Failure};
+use crate::flow_files::LoadedFlow;
+use crate::lookup;
+use crate::stores::{self, OwnStore};
+
+const SWEEP_MIN: Duration = Duration::from_secs(1);
+const SWEEP_MAX: Duration = Duration::from_mins(1);
+
+/// What an instance executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// The queues that the settings name.
+    Everything,
+    /// Nothing: it only writes down what it is asked.
+    Nothing,
+}
+
+/// An engine on the store of the settings.
+#[derive(Debug)]
+pub(crate) struct Instance {
+    engine: Engine,
+    own: OwnStore,
+    stop: CancellationToken,
+    socket: tokio::sync::Mutex<JoinSet<()>>,
+}
+
+impl Instance {
+    /// Owns the store and begins to work. Other processes can ask it for something from now on.
+    pub(crate) async fn open(app: &App, work: Work) -> Result<Arc<Self>, Failure> {
+        let instance_id = flowgate_engine::instance_id();
+        let own = stores::open_to_own(app, &instance_id).await?;
+        let defaults = EngineConfig::new(instance_id);
+        // Programs have a bound of their own, which yields to what the user says.
+        let is_said = app.config.origin_of("concurrency") != &Origin::Default;
+        let running_max =
+            if is_said { app.config.concurrency } else { defaults.process.running_max };
+        let config = EngineConfig {
+            process: ProcessConfig { running_max, ..defaults.process },
+            queues: match work {
+                Work::Everything => app.config.queues.clone(),
+                Work::Nothing => Queues::Only(Vec::new()),
+            },
+            slots: app.config.concurrency,
+            lease: app.config.lease,
+            shutdown_grace: app.config.shutdown_grace,
+            retention: app.config.retention,
+            retention_interval: sweep_interval(&app.config.retention),
+            ..defaults
+        };
+        let engine =
+            Engine::start(Arc::clone(&own.store), Workers::new(), config).map_err(|error| {
+                Failure::usage("config_invalid", "the settings cannot work").source(error)
+            })?;
+        let stop = CancellationToken::new();
+        let socket = tokio::sync::Mutex::new(JoinSet::new());
+        let instance = Arc::new(Self { engine, own, stop, socket });
+        if let StoreUrl::Sqlite(path) = &app.config.store
+            && work == Work::Everything
+        {
+            match Socket::bind(&stores::canonical(path)) {
+                Ok(socket) => {
+                    let serving = socket.serve(Arc::clone(&instance), instance.stop.clone());
+                    instance.socket.lock().await.spawn(serving);
+                }
+                Err(error) => app.output.warning(format_args!(
+                    "cannot listen beside {}: {error}; `flowgate runs start`, `signal`, `cancel` \
+                     and `retry` will not reach this process",
+                    path.display()
+                )),
+            }
+        }
+        Ok(instance)
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.own.store
+    }
+
+    /// Keeps the revision; new runs start on it.
+    pub(crate) async fn register(&self, loaded: &LoadedFlow) -> Result<(), Failure> {
+        let folder = Some(PathBuf::from(&loaded.folder));
+        self.engine.register(&loaded.flow, folder).await.map_err(failure)
+    }
+
+    /// Keeps the revisions that are not active yet, all at once: each by itself waits for the disk.
+    pub(crate) async fn register_all(&self, flows: &[LoadedFlow]) -> Result<(), Failure> {
+        if flows.is_empty() {
+            return Ok(());
+        }
+        let stored = self.store().list_revisions(None).await?;
+        let is_active = |loaded: &&LoadedFlow| {
+            stored.iter().any(|stored| {
+                stored.active
+                    && stored.revision.revision == loaded.flow.revision
+                    && stored.revision.folder.as_deref() == Some(&*loaded.folder)
+            })
+        };
+        let fresh = flows.iter().filter(|loaded| !is_active(loaded));
+        let all = futures_util::future::join_all(fresh.map(|loaded| self.register(loaded)));
+        all.await.into_iter().collect()
+    }
+
+    /// Starts a run of the active revision of `flow`.
+    pub(crate) async fn start_run(
+        &self,
+        flow: &str,
+        input: Payload,
+        key: Option<&str>,
+        tags: &BTreeMap<String, String>,
+    ) -> Result<Reply, Failure> {
+        let request = StartRequest {
+            key: key.map(Into::into),
+            tags: tags.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            ..StartRequest::new(input)
+        };
+        match self.engine.start_run(flow, request).await {
+            Ok(started) => {
+                let run = lookup::run(self.store(), started.run_id).await?.row.run;
+                Ok(reply(&run, started.existing))
+            }
+            Err(EngineError::NoFlow(name)) => Err(lookup::no_flow(self.store(), &name).await?),
+            Err(error) => Err(failure(error)),
+        }
+    }
+
+    /// What is committed through this instance from now on.
+    pub(crate) fn news(&self) -> News {
+        News(self.engine.events())
+    }
+
+    /// Stops gracefully: attempts have the grace of the settings to end, the rest is handed back.
+    pub(crate) async fn shutdown(&self) {
+        self.stop.cancel();
+        self.engine.shutdown().await;
+        let mut socket = self.socket.lock().await;
+        while socket.join_next().await.is_some() {}
+        self.own.close().await;
+    }
+}
+
+/// How often finished runs are swept: what is kept for a short time must also go soon.
+fn sweep_interval(retention: &Retention) -> Duration {
+    retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
+}
+
+fn reply(run: &Run, existed: bool) -> Reply {
+    Reply { run_id: run.run_id, flow: Arc::clone(&run.flow), status: run.status, existed }
+}
+
+impl Serve for Instance {
+    async fn serve(&self, request: Request) -> Result<Reply, Failure> {
+        match request {
+            Request::Start { flow, input, key, tags } => {
+                self.start_run(&flow, input, key.as_deref(), &tags).await
+            }
+            Request::Signal { run_id, signal, data } => {
+                let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
+                Ok(reply(&run, false))
+            }
+            Request::Cancel { run_id, reason } => {
+                let run = self.engine.cancel(run_id, reason.as_deref()).await.map_err(failure)?;
+                Ok(reply(&run, false))
+            }
+            Request::Retry { run_id, from } => {
+                let started = self.engine.retry(run_id, from.as_deref()).await.map_err(failure)?;
+                let run = lookup::run(self.store(), started.run_id).await?.row.run;
+                Ok(reply(&run, false))
+            }
+        }
+    }
+}
+
+/// Commits as they are applied.
+#[derive(Debug)]
+pub(crate) struct News(broadcast::Receiver<Arc<Applied>>);
+
+impl News {
+    /// Returns when something happened to the run, or may have.
+    pub(crate) async fn about(&mut self, run_id: RunId) {
+        loop {
+            match self.0.recv().await {
+                Ok(applied) if applied.run_id != run_id => {}
+                Ok(_) | Err(RecvError::Lagged(_)) => return,
+                Err(RecvError::Closed) => std::future::pending().await,
+            }
+        }
+    }
+
+    /// The next commit, or how many were missed.
+    pub(crate) async fn next(&mut self) -> Result<Arc<Applied>, u64> {
+        match self.0.recv().await {
+            Ok(applied) => Ok(applied),
+            Err(RecvError::Lagged(missed)) => Err(missed),
+            Err(RecvError::Closed) => std::future::pending().await,
+        }
+    }
+}
+
+/// Why the engine did not do it, for people.
+fn failure(error: EngineError) -> Failure {
+    match error {
+        EngineError::NoFlow(name) => {
+            Failure::not_found("flow_not_found", format!("there is no flow `{name}`")).path(&*name)
+        }
+        EngineError::NoRun(run_id) => {
+            Failure::not_found("run_not_found", format!("there is no run {run_id}"))
+                .path(run_id.to_string())
+        }
+        EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
+        EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())
+            .help(format!("see its schema with `flowgate flows show {} --file`", problem.flow)),
+        EngineError::Invalid(message) => Failure::usage("input_invalid", message),
+        EngineError::KeyConflict { ref key, run_id } => {
+            let message = format!("the key `{key}` was used with another input");
+            Failure::refused("key_conflict", message)
+                .help(format!("use another key; that run is {run_id}"))
+                .path(run_id.to_string())
+        }
+        EngineError::Rejected(rejection) => rejected(&rejection),
+        EngineError::Store(error) => match Arc::try_unwrap(error) {
+            Ok(error) => Failure::from(error),
+            Err(shared) => {
+                Failure::new(Exit::Store, "store_failed", "the store failed").source(shared)
+            }
+        },
+        EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
+            Failure::refused("engine_refused", error.to_string()).source(error)
+        }
+    }
+}
+
+fn rejected(rejection: &Rejection) -> Failure {
+    let message = rejection.to_string();
+    match rejection {
+        Rejection::RunEnded(_) => Failure::refused("run_ended", message)
+            .help("try it again as a new run with `flowgate runs retry RUN`"),
+        Rejection::RunOpen(_) => {
+            Failure::refused("run_open", message).help("wait for its end, or cancel it")
+        }
+        Rejection::SignalUnknown { .. } => Failure::usage("signal_unknown", message),
+        Rejection::SignalsFull => Failure::refused("signals_full", message),
+        Rejection::NothingToRetry => Failure::refused("nothing_to_retry", message)
+            .help("do a step again with `flowgate runs retry RUN --from STEP`"),
+        Rejection::StepNotOpen(_) | Rejection::OutputInvalid(_) => {
+            Failure::refused("rejected", message)
+        }
+    }
+}
+
+/// Warns of steps that no process of this program can execute.
+pub(crate) fn warn_of_workers(app: &App, flow: &Flow) {
+    for step in &flow.steps {
+        if let Action::Worker(worker) = &step.action {
+            app.output.warning(format_args!(
+                "step `{}` of flow `{}` calls the worker `{worker}`, which only a program that \
+                 embeds flowgate has; a run that gets there fails",
+                step.name, flow.name
+            ));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Opening the store that the settings name.
+
+use std::fs::{File, TryLockError};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::ids::InstanceId;
+use flowgate_core::view::Executor;
+use flowgate_store::{MemoryStore, SqliteOptions, SqliteStore, Store, StoreError};
+
+use crate::cmd::App;
+use crate::config::{StoreUrl, Synchronous};
+use crate::failure::{Exit, Failure};
+
+/// The folder of the default store; what it holds belongs to this machine.
+const FOLDER: &str = ".flowgate";
+/// Tries to own a file: whoever asks who owns it holds its lock for a moment.
+const TRIES: u32 = 3;
+const TRY_AGAIN: Duration = Duration::from_millis(30);
+
+/// A store that this process owns.
+#[derive(Debug)]
+pub(crate) struct OwnStore {
+    pub(crate) store: Arc<dyn Store>,
+    file: Option<Arc<SqliteStore>>,
+}
+
+impl OwnStore {
+    /// Gives the file up, with all that was written in it.
+    pub(crate) async fn close(&self) {
+        if let Some(file) = &self.file
+            && let Err(error) = file.close().await
+        {
+            tracing::warn!(%error, "the store did not close well; nothing acknowledged is lost");
+        }
+    }
+}
+
+/// Opens the store for reading, also beside a process that owns it.
+///
+/// A store that nobody has written to yet is empty, not an error.
+pub(crate) async fn open_to_read(app: &App) -> Result<Arc<dyn Store>, Failure> {
+    let StoreUrl::Sqlite(path) = &app.config.store else {
+        return Err(memory_is_private());
+    };
+    let is_empty = match std::fs::metadata(path) {
+        Ok(found) => found.len() == 0,
+        Err(error) if error.kind() == ErrorKind::NotFound => true,
+        Err(error) => return Err(unusable(path, error)),
+    };
+    if is_empty {
+        app.output.note(format_args!("nothing is stored at {} yet", path.display()));
+        return Ok(Arc::new(MemoryStore::new()));
+    }
+    Ok(Arc::new(SqliteStore::open_read_only(path).await?))
+}
+
+/// Opens the store as its only owner, and makes it if there is none.
+pub(crate) async fn open_to_own(app: &App, owner: &InstanceId) -> Result<OwnStore, Failure> {
+    let StoreUrl::Sqlite(path) = &app.config.store else {
+        return Ok(OwnStore { store: Arc::new(MemoryStore::new()), file: None });
+    };
+    make_folder(path)?;
+    let options = SqliteOptions {
+        synchronous: match app.config.synchronous {
+            Synchronous::Full => flowgate_store::Synchronous::Full,
+            Synchronous::Normal => flowgate_store::Synchronous::Normal,
+        },
+        ..SqliteOptions::new(owner.clone())
+    };
+    let mut tries = 1;
+    let file = loop {
+        match SqliteStore::open(path, options.clone()).await {
+            Err(StoreError::Owned { .. }) if tries < TRIES => {
+                tries += 1;
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            opened => break Arc::new(opened?),
+        }
+    };
+    Ok(OwnStore { store: Arc::clone(&file) as Arc<dyn Store>, file: Some(file) })
+}
+
+fn make_folder(path: &Path) -> Result<(), Failure> {
+    let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    if folder.exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(folder).map_err(|error| unusable(folder, error))?;
+    if folder.file_name().is_some_and(|name| name == FOLDER) {
+        let ignore = folder.join(".gitignore");
+        std::fs::write(&ignore, "*\n").map_err(|error| unusable(&ignore, error))?;
+    }
+    Ok(())
+}
+
+fn unusable(path: &Path, error: std::io::Error) -> Failure {
+    Failure::new(Exit::Store, "store_unavailable", format!("cannot use {}", path.display()))
+        .source(error)
+        .help("check its permissions, or name another place with --store sqlite:PATH")
+        .path(path.display().to_string())
+}
+
+/// What to say to who asks for the memory of another process.
+pub(crate) fn memory_is_private() -> Failure {
+    Failure::usage("store_private", "a store in memory cannot be reached by another process")
+        .help("name a file with --store sqlite:PATH, or leave it out for the default")
+        .path("--store")
+}
+
+/// The one name of a database, however it was written.
+pub(crate) fn canonical(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+}
+
+/// Who executes the jobs of the store: whoever holds its lock.
+pub(crate) fn executor(app: &App) -> Executor {
+    let StoreUrl::Sqlite(path) = &app.config.store else { return Executor::Unknown };
+    let mut lock = canonical(path).into_os_string();
+    lock.push(".lock");
+    let mut file = match File::open(lock) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Executor::Nobody,
+        Err(_) => return Executor::Unknown,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Executor::Nobody,
+        Err(TryLockError::WouldBlock) => {
+            let mut owner = String::new();
+            let read = file.by_ref().take(1_000).read_to_string(&mut owner);
+            Executor::Known(if read.is_ok() { owner } else { "another process".to_owned() })
+        }
+        Err(TryLockError::Error(_)) => Executor::Unknown,
+    }
+}

@@ -1,0 +1,13 @@
+//! The whole program: real processes on real files.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+#![expect(clippy::disallowed_methods, reason = "these tests watch processes in real time")]
+
+mod config;
+mod crash;
+mod dev;
+mod examples;
+mod flows;
+mod help;
+mod run;
+mod runs;
+mod sandbox;
