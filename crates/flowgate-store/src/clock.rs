@@ -23,6 +23,7 @@ struct Inner {
 enum Source {
     Wall,
     Tokio { base: Timestamp, began: Instant },
+    Still(Timestamp),
 }
 
 impl Clock {
@@ -36,6 +37,11 @@ impl Clock {
         Self::from_source(Source::Tokio { base, began: Instant::now() })
     }
 
+    /// A clock that shows `at` until somebody advances it, on every thread.
+    pub fn still(at: Timestamp) -> Self {
+        Self::from_source(Source::Still(at))
+    }
+
     fn from_source(source: Source) -> Self {
         Self(Arc::new(Inner { source, shift_ms: AtomicI64::new(0), shifted: Notify::new() }))
     }
@@ -45,6 +51,7 @@ impl Clock {
         let time = match &self.0.source {
             Source::Wall => wall_time(),
             Source::Tokio { base, began } => base.plus(began.elapsed()),
+            Source::Still(at) => *at,
         };
         Timestamp(time.0.saturating_add(self.0.shift_ms.load(Ordering::SeqCst)))
     }

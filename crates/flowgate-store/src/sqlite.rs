@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,7 +25,7 @@ use parking_lot::RwLock;
 use self::fault::closed;
 use self::file::Found;
 use self::read::Readers;
-use self::writer::{Writer, WriterHandle};
+use self::writer::{Writer, WriterHandle, Written};
 use crate::clock::Clock;
 use crate::open::{OpenRun, Waiting};
 use crate::wait::{Ask, wait_due};
@@ -63,6 +64,16 @@ enum Access {
 struct Owner {
     writer: Arc<WriterHandle>,
     thread: std::thread::JoinHandle<()>,
+    written: Arc<Written>,
+}
+
+/// How much this owner has written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SqliteStats {
+    /// Commits that were applied.
+    pub commits: u64,
+    /// Transactions that they, and the other writes, took: one fsync each.
+    pub transactions: u64,
 }
 
 /// How a file is opened.
@@ -121,11 +132,12 @@ impl SqliteStore {
         let connection = file::open_for_writing(&path, found, synchronous)?;
         let writer = Writer::new(connection, clock.clone())
             .map_err(|fault| fault.into_error("reading the open runs"))?;
+        let written = Arc::clone(&writer.written);
         let (writer, thread) = WriterHandle::start(writer, ownership).map_err(|error| {
             let message = "starting the thread that writes".to_owned();
             StoreError::Unavailable { message, source: Some(Box::new(error)) }
         })?;
-        let owner = Owner { writer: Arc::new(writer), thread };
+        let owner = Owner { writer: Arc::new(writer), thread, written };
         let readers = Readers::new(path.clone());
         Ok(Self { path, clock, readers, access: Access::Owner(RwLock::new(Some(owner))) })
     }
@@ -155,6 +167,19 @@ impl SqliteStore {
     /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// How much this owner has written; nothing where the file is not owned.
+    pub fn stats(&self) -> SqliteStats {
+        match &self.access {
+            Access::Owner(owner) => {
+                owner.read().as_ref().map_or_else(SqliteStats::default, |o| SqliteStats {
+                    commits: o.written.commits.load(Ordering::Relaxed),
+                    transactions: o.written.transactions.load(Ordering::Relaxed),
+                })
+            }
+            Access::Reader => SqliteStats::default(),
+        }
     }
 
     /// Finishes what was begun, checkpoints the write-ahead log and gives up the file. Every call
@@ -256,7 +281,7 @@ impl SqliteStore {
 impl Drop for SqliteStore {
     fn drop(&mut self) {
         self.readers.close();
-        if let Some(Owner { writer, thread }) = self.take_owner() {
+        if let Some(Owner { writer, thread, .. }) = self.take_owner() {
             drop(writer);
             // What was begun is finished before the file is given up.
             if thread.join().is_err() {

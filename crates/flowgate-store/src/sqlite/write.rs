@@ -7,6 +7,8 @@ use flowgate_core::limits::LOG_LINES_MAX;
 use flowgate_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
+use std::sync::atomic::Ordering;
+
 use super::fault::Fault;
 use super::payloads::{PAYLOAD_BYTES_MAX, Payloads};
 use super::read;
@@ -70,6 +72,7 @@ impl Writer {
                     }
                 }
                 self.keep_payloads(encoded);
+                self.written.commits.fetch_add(1, Ordering::Relaxed);
                 handed_off
             }
         };

@@ -14,6 +14,8 @@
 //! from the file, so memory never runs ahead of it; the next group is tried as if nothing had
 //! been.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowgate_core::ids::RunId;
@@ -57,6 +59,13 @@ type Work = Box<dyn FnOnce(Result<&mut Writer, Fault>) -> (Answer, Result<(), Fa
 /// Tells a caller what became of its group.
 type Answer = Box<dyn FnOnce(Result<(), Fault>) + Send>;
 
+/// How much has been written.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub(super) commits: AtomicU64,
+    pub(super) transactions: AtomicU64,
+}
+
 /// The state of the writer thread.
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -70,6 +79,7 @@ pub(super) struct Writer {
     /// The upper half of the tokens that the file knows of.
     epoch: u64,
     is_in_transaction: bool,
+    pub(super) written: Arc<Written>,
 }
 
 /// An open run as the writer keeps it.
@@ -166,6 +176,7 @@ impl Writer {
             position_last: 0,
             epoch: to_number(epoch) + 1,
             is_in_transaction: false,
+            written: Arc::default(),
         };
         writer.load(None)?;
         writer.write_epoch()?;
@@ -205,6 +216,7 @@ impl Writer {
         }
         self.connection.prepare_cached("COMMIT")?.execute([])?;
         self.is_in_transaction = false;
+        self.written.transactions.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
