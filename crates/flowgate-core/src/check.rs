@@ -163,6 +163,7 @@ impl<'a> Checker<'a> {
                 }
             }
             Event::RunStarted(_)
+            | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }
@@ -211,6 +212,7 @@ impl<'a> Checker<'a> {
             | Event::RunStarted(_)
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
+            | Event::StepRepaired { .. }
             | Event::EventEmitted { .. }
             | Event::EventRepeated { .. }
             | Event::StateSet { .. }

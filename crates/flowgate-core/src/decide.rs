@@ -61,6 +61,14 @@ pub enum Report {
         /// Its data.
         data: Payload,
     },
+    /// At this version the run has exactly these jobs. What is open without one gets one, what is
+    /// not open loses it, and a run with nothing open ends.
+    Reconcile {
+        /// The version that was looked at.
+        version: u64,
+        /// The steps that have a job.
+        jobs: Vec<StepIndex>,
+    },
     /// Somebody wants the run to stop.
     Cancel {
         /// Why.
@@ -145,6 +153,9 @@ pub enum Rejection {
     /// The event may not be emitted.
     #[error("{}", .0.message)]
     OutputInvalid(StepError),
+    /// The run is as it should be.
+    #[error("there is nothing to do")]
+    NothingToDo,
     /// Everything succeeded: there is nothing to do again.
     #[error("every step succeeded; name the step to start from again")]
     NothingToRetry,
@@ -201,7 +212,15 @@ pub fn decide(
             draft.end_wait(attempt);
         }
         Report::Signal { signal, data } => draft.signal(signal, data)?,
+        Report::Reconcile { version, .. } if *version != run.version => {
+            return Err(Rejection::NothingToDo);
+        }
+        Report::Reconcile { jobs, .. } => draft.reconcile(jobs),
         Report::Cancel { reason } => draft.cancel(reason.clone()),
+    }
+    draft.end_if_quiet();
+    if draft.events.is_empty() {
+        return Err(Rejection::NothingToDo);
     }
     Ok(draft.finish(commit_id, guards))
 }
@@ -389,16 +408,21 @@ impl<'a> Draft<'a> {
         if self.run.step(index).state != StepState::Pending {
             return None;
         }
-        let seq = |slot: &SlotIndex| self.run.slots[slot.at()];
+        let inputs = self.inputs_of(index);
+        let is_ready = match &self.flow.step(index).needs {
+            Needs::Start => true,
+            Needs::All(slots) => slots.len() == inputs.len(),
+            Needs::Any(_) => !inputs.is_empty(),
+        };
+        is_ready.then_some(inputs)
+    }
+
+    /// The numbers of the events that are there of those that a step subscribes to.
+    fn inputs_of(&self, index: StepIndex) -> Vec<u64> {
         match &self.flow.step(index).needs {
-            Needs::Start => Some(vec![1]),
-            Needs::All(slots) if slots.iter().all(|slot| seq(slot) > 0) => {
-                Some(slots.iter().map(seq).collect())
-            }
-            Needs::All(_) => None,
-            Needs::Any(slots) => {
-                let seqs: Vec<u64> = slots.iter().map(seq).filter(|seq| *seq > 0).collect();
-                (!seqs.is_empty()).then_some(seqs)
+            Needs::Start => vec![1],
+            Needs::All(slots) | Needs::Any(slots) => {
+                slots.iter().map(|slot| self.run.slots[slot.at()]).filter(|seq| *seq > 0).collect()
             }
         }
     }
@@ -533,6 +557,49 @@ impl<'a> Draft<'a> {
             self.take_signal(index, seq);
         }
         Ok(())
+    }
+
+    /// Gives every open step the job that it should have, and takes the others away.
+    fn reconcile(&mut self, jobs: &[StepIndex]) {
+        for index in self.flow.step_indexes() {
+            match (self.job_of(index), jobs.contains(&index)) {
+                (Some((kind, due)), false) => {
+                    let inputs = self.inputs_of(index);
+                    self.push(Event::StepRepaired { step: self.name(index) });
+                    self.add(index, kind, inputs, due);
+                }
+                (None, true) => {
+                    self.push(Event::StepRepaired { step: self.name(index) });
+                    self.jobs.push(JobChange::Remove(self.job_id(index)));
+                }
+                (Some(_), true) | (None, false) => {}
+            }
+        }
+    }
+
+    /// The job that a step in its state has, as if it were opened now.
+    fn job_of(&self, index: StepIndex) -> Option<(JobKind, Due)> {
+        match self.run.step(index).state {
+            StepState::Queued | StepState::Running => Some((JobKind::Execute, Due::Now)),
+            StepState::Waiting => match &self.flow.step(index).action {
+                Action::Wait(Wait::Delay(delay)) => Some((JobKind::Timer, Due::After(*delay))),
+                Action::Wait(Wait::Until(at)) => Some((JobKind::Timer, Due::At(*at))),
+                // Without a timeout only a signal ends the wait.
+                Action::Wait(Wait::Signal { timeout, .. }) => {
+                    timeout.map(|timeout| (JobKind::Timer, Due::After(timeout)))
+                }
+                Action::Nothing
+                | Action::Process(_)
+                | Action::Shell(_)
+                | Action::Http(_)
+                | Action::Worker(_) => None,
+            },
+            StepState::Pending
+            | StepState::Succeeded
+            | StepState::Failed
+            | StepState::Skipped
+            | StepState::Cancelled => None,
+        }
     }
 
     fn cancel(&mut self, reason: Option<Arc<str>>) {

@@ -32,6 +32,12 @@ pub enum Event {
         /// The numbers of the events whose payloads are its input.
         inputs: Vec<u64>,
     },
+    /// A step was open without a job, which no decision leaves behind; it has one again.
+    #[serde(rename = "step.repaired")]
+    StepRepaired {
+        /// The step.
+        step: Arc<str>,
+    },
     /// A step began to wait without holding a worker.
     #[serde(rename = "step.waiting")]
     StepWaiting {
@@ -265,6 +271,7 @@ impl Event {
         match self {
             Self::RunStarted(_) => "run.started",
             Self::StepQueued { .. } => "step.queued",
+            Self::StepRepaired { .. } => "step.repaired",
             Self::StepWaiting { .. } => "step.waiting",
             Self::StepStarted { .. } => "step.started",
             Self::StepLost { .. } => "step.lost",
@@ -300,6 +307,7 @@ impl Event {
             | Self::AttemptFailed { step, .. }
             | Self::StepSucceeded { step, .. }
             | Self::StepFailed { step, .. }
+            | Self::StepRepaired { step }
             | Self::StepSkipped { step }
             | Self::StepCancelled { step }
             | Self::StepCarried { step }
@@ -323,6 +331,7 @@ impl Event {
             Self::RunStarted(_)
             | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
+            | Self::StepRepaired { .. }
             | Self::EventEmitted { .. }
             | Self::EventRepeated { .. }
             | Self::StateSet { .. }
@@ -348,6 +357,7 @@ impl Event {
             }
             Self::StepQueued { .. }
             | Self::StepWaiting { .. }
+            | Self::StepRepaired { .. }
             | Self::StepStarted { .. }
             | Self::StepLost { .. }
             | Self::StepReleased { .. }
@@ -378,6 +388,7 @@ impl Event {
             }
             Self::StepQueued { .. }
             | Self::StepWaiting { .. }
+            | Self::StepRepaired { .. }
             | Self::StepStarted { .. }
             | Self::StepLost { .. }
             | Self::StepReleased { .. }

@@ -272,6 +272,7 @@ impl Run {
             Event::RunCancelled { .. } => self.status = RunStatus::Cancelled,
             Event::StepQueued { .. }
             | Event::StepWaiting { .. }
+            | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }
@@ -345,6 +346,7 @@ impl Run {
             Event::StepSkipped { .. } => self.set_state(index, StepState::Skipped),
             Event::StepCancelled { .. } => self.set_state(index, StepState::Cancelled),
             Event::EventRepeated { .. }
+            | Event::StepRepaired { .. }
             | Event::RunStarted(_)
             | Event::SignalReceived { .. }
             | Event::RunCompleted {}

@@ -126,6 +126,7 @@ impl StepView {
             Event::RunStarted(_)
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
+            | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }

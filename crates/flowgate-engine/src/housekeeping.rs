@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::commit::JobKind;
-use flowgate_core::flow::{Action, Flow, Wait};
-use flowgate_core::run::{RunStatus, StepState};
+use flowgate_core::decide::{Report, decide};
+use flowgate_core::event::Event;
+use flowgate_core::run::RunStatus;
 use flowgate_store::{RunCursor, RunDetail, RunQuery, StoreError};
 
 use crate::backoff::jittered;
+use crate::flows::LoadedFlow;
+use crate::inbox::{Inbound, Item, Seed};
 use crate::instance::Instance;
 
 /// How long a sweep lets others at the store between two batches.
@@ -37,7 +39,8 @@ pub(crate) async fn sweep(instance: Arc<Instance>) {
 
 /// Looks at open runs, a page at a time, until the instance stops.
 ///
-/// A commit is atomic, so no run can be stuck. Should one be, this says so.
+/// A commit is atomic, so no run can be stuck. Should one be, because somebody wrote into the
+/// store, this says so and repairs it by a commit like any other.
 pub(crate) async fn reconcile(instance: Arc<Instance>) {
     let mut after = None;
     loop {
@@ -77,58 +80,26 @@ pub(crate) async fn reconcile_page(
     for row in &rows {
         let pinned = (&row.run.flow, &row.run.revision);
         let loaded = instance.flows.load(&*instance.store, &instance.workers, pinned).await;
-        let (Ok(loaded), Some(detail)) = (loaded, instance.store.read_run(row.run.run_id).await?)
+        let (Ok(flow), Some(detail)) = (loaded, instance.store.read_run(row.run.run_id).await?)
         else {
             continue;
         };
-        for fault in faults(&loaded.flow, &detail) {
-            instance.metrics.findings.increment(1);
-            tracing::error!(run_id = %row.run.run_id, flow = %row.run.flow, "{fault}");
-        }
+        repair(instance, flow, detail);
     }
     let next = rows.last().filter(|_| rows.len() == PAGE);
     Ok(next.map(|row| RunCursor { started_at: row.started_at, run_id: row.run.run_id }))
 }
 
-/// What keeps a run from going on, in words.
-fn faults(flow: &Flow, detail: &RunDetail) -> Vec<String> {
-    let run = &detail.row.run;
-    if run.status.is_terminal() {
-        return Vec::new();
-    }
-    let mut faults = Vec::new();
-    if run.open == 0 {
-        faults.push("the run is open, but none of its steps is".to_owned());
-    }
-    for index in flow.step_indexes() {
-        let step = flow.step(index);
-        let job = detail.jobs.iter().find(|open| open.job.job_id.step == index);
-        let wanted = match run.step(index).state {
-            StepState::Queued | StepState::Running => Some(JobKind::Execute),
-            StepState::Waiting => match &step.action {
-                // Only a signal ends this wait.
-                Action::Wait(Wait::Signal { timeout: None, .. }) => None,
-                Action::Wait(_)
-                | Action::Nothing
-                | Action::Process(_)
-                | Action::Shell(_)
-                | Action::Http(_)
-                | Action::Worker(_) => Some(JobKind::Timer),
-            },
-            StepState::Pending
-            | StepState::Succeeded
-            | StepState::Failed
-            | StepState::Skipped
-            | StepState::Cancelled => None,
-        };
-        match (wanted, job.map(|open| open.job.kind)) {
-            (Some(wanted), Some(kind)) if wanted == kind => {}
-            (None, None) => {}
-            (Some(_), _) => faults.push(format!("the step `{}` is open without a job", step.name)),
-            (None, Some(_)) => {
-                faults.push(format!("the step `{}` has a job but is not open", step.name));
-            }
-        }
-    }
-    faults
+/// Has the run decided again if its jobs are not those that it should have.
+fn repair(instance: &Instance, flow: Arc<LoadedFlow>, detail: RunDetail) {
+    let run = detail.row.run;
+    let jobs = detail.jobs.iter().map(|open| open.job.job_id.step).collect();
+    let report = Report::Reconcile { version: run.version, jobs };
+    let Ok(commit) = decide(&flow.flow, &run, &report, instance.commit_ids.next()) else { return };
+    instance.metrics.repairs.increment(1);
+    let repaired: Vec<&str> = commit.events.iter().map(Event::kind).collect();
+    tracing::error!(run_id = %run.run_id, flow = %run.flow, ?repaired, "a run was stuck");
+    let (run_id, seed) = (run.run_id, Some(Box::new(Seed { run, flow })));
+    let item = Item { run_id, report, attempt: None, seed, reply: None };
+    instance.inbox.push(Inbound::Report(item));
 }

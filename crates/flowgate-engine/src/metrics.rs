@@ -18,7 +18,7 @@ pub(crate) struct Metrics {
     pub(crate) store_errors: Counter,
     pub(crate) running: Gauge,
     pub(crate) leases_lost: Counter,
-    pub(crate) findings: Counter,
+    pub(crate) repairs: Counter,
 }
 
 impl Metrics {
@@ -40,7 +40,7 @@ impl Metrics {
             store_errors: metrics::counter!("flowgate_store_errors_total"),
             running: metrics::gauge!("flowgate_attempts_running"),
             leases_lost: metrics::counter!("flowgate_leases_lost_total"),
-            findings: metrics::counter!("flowgate_reconciler_findings_total"),
+            repairs: metrics::counter!("flowgate_reconciler_repairs_total"),
         }
     }
 }

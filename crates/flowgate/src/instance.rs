@@ -264,7 +264,7 @@ fn rejected(rejection: &Rejection) -> Failure {
         Rejection::SignalsFull => Failure::refused("signals_full", message),
         Rejection::NothingToRetry => Failure::refused("nothing_to_retry", message)
             .help("do a step again with `flowgate runs retry RUN --from STEP`"),
-        Rejection::StepNotOpen(_) | Rejection::OutputInvalid(_) => {
+        Rejection::StepNotOpen(_) | Rejection::OutputInvalid(_) | Rejection::NothingToDo => {
             Failure::refused("rejected", message)
         }
     }

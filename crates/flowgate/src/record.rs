@@ -64,6 +64,7 @@ pub(crate) fn detail(event: &Event) -> String {
         Event::RunStarted(started) => format!("input {}", started.input.get()),
         Event::StepQueued { .. }
         | Event::StepWaiting { .. }
+        | Event::StepRepaired { .. }
         | Event::StepSkipped { .. }
         | Event::StepCancelled { .. }
         | Event::StepCarried { .. }

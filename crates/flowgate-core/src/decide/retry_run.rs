@@ -105,6 +105,7 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
             Event::RunStarted(_)
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
+            | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }

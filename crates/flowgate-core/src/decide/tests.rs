@@ -462,6 +462,30 @@ fn only_a_run_that_ended_can_be_retried() {
 }
 
 #[test]
+fn an_open_step_without_a_job_gets_it_back() {
+    let mut world = diamond();
+    world.succeed("start", &["left", "right"]);
+    world.succeed("a", &["a.done"]);
+    let look = |world: &World| Report::Reconcile {
+        version: world.run.as_ref().unwrap().version,
+        jobs: world.jobs.keys().map(|job| job.step).collect(),
+    };
+    let seen = look(&world);
+    assert_eq!(world.report(&seen), Err(Rejection::NothingToDo));
+    let lost = world.jobs.remove(&world.job("b")).unwrap();
+    // What was seen of an older version says nothing about this one.
+    let Report::Reconcile { version, jobs } = look(&world) else { unreachable!() };
+    let stale = Report::Reconcile { version: version - 1, jobs };
+    assert_eq!(world.report(&stale), Err(Rejection::NothingToDo));
+    let seen = look(&world);
+    assert_eq!(world.report(&seen), Ok(Applied::Now));
+    assert_eq!(world.jobs[&world.job("b")].job, lost.job);
+    world.succeed("b", &["b.done"]);
+    world.succeed("join", &[]);
+    world.check_ended();
+}
+
+#[test]
 fn the_checker_finds_what_is_wrong() {
     let good = || {
         let mut world = diamond();

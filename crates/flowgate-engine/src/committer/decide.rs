@@ -84,7 +84,7 @@ fn prepare(item: &mut Item, before: &[Item]) -> bool {
             of.logged = is_logged;
             true
         }
-        Report::Signal { .. } | Report::Cancel { .. } => true,
+        Report::Signal { .. } | Report::Reconcile { .. } | Report::Cancel { .. } => true,
     }
 }
 
@@ -96,6 +96,7 @@ fn logs(report: &Report, job_id: JobId) -> bool {
         | Report::AttemptReleased(_)
         | Report::TimerDue(_)
         | Report::Signal { .. }
+        | Report::Reconcile { .. }
         | Report::Cancel { .. } => false,
     }
 }
@@ -109,6 +110,7 @@ fn reject(entry: &mut Entry, item: Item, rejection: Rejection) {
         | Rejection::SignalUnknown { .. }
         | Rejection::SignalsFull
         | Rejection::OutputInvalid(_)
+        | Rejection::NothingToDo
         | Rejection::NothingToRetry => None,
     };
     if let (Some(stop), Some(attempt)) = (stop, &item.attempt) {

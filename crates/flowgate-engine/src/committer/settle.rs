@@ -121,7 +121,7 @@ impl Committer {
                     entry.take_attempt(attempt.lease());
                     self.count(&item.report, record);
                 }
-                Report::Signal { .. } | Report::Cancel { .. } => {}
+                Report::Signal { .. } | Report::Reconcile { .. } | Report::Cancel { .. } => {}
             }
         }
         if record.status.is_terminal() {
@@ -151,6 +151,7 @@ impl Committer {
             | Report::EmitNow { .. }
             | Report::TimerDue(_)
             | Report::Signal { .. }
+            | Report::Reconcile { .. }
             | Report::Cancel { .. } => {}
         }
     }

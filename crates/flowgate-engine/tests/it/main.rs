@@ -6,5 +6,6 @@ mod flows;
 mod http;
 mod leases;
 mod process;
+mod reconciler;
 mod waits;
 mod world;

@@ -75,6 +75,7 @@ fn is_kept(event: &Event) -> bool {
         | Event::StepFailed { .. } => true,
         Event::StepQueued { .. }
         | Event::StepWaiting { .. }
+        | Event::StepRepaired { .. }
         | Event::StepStarted { .. }
         | Event::StepLost { .. }
         | Event::StepReleased { .. }

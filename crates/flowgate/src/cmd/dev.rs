@@ -352,6 +352,9 @@ impl Dev<'_> {
             Event::StepLost { step, lease, .. } => {
                 Some(format!("{step}: attempt {} was lost with its process", lease.attempt))
             }
+            Event::StepRepaired { step } => {
+                Some(format!("{step}: was open without a job, or had one too many; repaired"))
+            }
             Event::StepWaiting { step, .. } => {
                 let command = self.signal_of(applied, step).await?;
                 Some(format!("{step}: waits for a signal\n  {command}"))
