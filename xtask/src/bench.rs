@@ -22,5 +22,5 @@ pub(crate) struct BenchArgs {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    launch::flowgate(workspace, VERB, &args.args, &[]).map(exit_code)
+    launch::flowgate(workspace, VERB, &launch::with_kind(&args.args), &[]).map(exit_code)
 }

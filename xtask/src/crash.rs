@@ -12,7 +12,7 @@ use crate::workspace::{Workspace, exit_code};
 pub(crate) const VERB: &str = "crash-test";
 
 /// The short form, a stage of `cargo xtask test`.
-pub(crate) const SHORT_FORM: &[&str] = &["--store", "sqlite", "--runs", "60", "--kills", "5"];
+pub(crate) const SHORT_FORM: &[&str] = &["--on", "sqlite", "--runs", "60", "--kills", "5"];
 
 #[derive(Debug, Args)]
 pub(crate) struct CrashArgs {
@@ -22,5 +22,5 @@ pub(crate) struct CrashArgs {
 }
 
 pub(crate) fn run(workspace: &Workspace, args: &CrashArgs) -> anyhow::Result<ExitCode> {
-    launch::flowgate(workspace, VERB, &args.args, &[]).map(exit_code)
+    launch::flowgate(workspace, VERB, &launch::with_kind(&args.args), &[]).map(exit_code)
 }

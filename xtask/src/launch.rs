@@ -50,6 +50,21 @@ fn executable(messages: &str) -> Option<PathBuf> {
         .next_back()
 }
 
+/// The arguments of a verb that makes stores of its own: here `--store` names their kind, which
+/// the binary calls `--on`, since its `--store` is the URL of a store that exists.
+pub(crate) fn with_kind(args: &[OsString]) -> Vec<OsString> {
+    args.iter()
+        .map(|argument| match argument.to_str() {
+            Some("--store") => "--on".into(),
+            Some(text) => match text.strip_prefix("--store=") {
+                Some(kind) => format!("--on={kind}").into(),
+                None => argument.clone(),
+            },
+            None => argument.clone(),
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +80,12 @@ mod tests {
         );
         assert_eq!(executable(messages), Some(PathBuf::from("/t/release/flowgate")));
         assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
+    }
+
+    #[test]
+    fn the_kind_of_store_is_handed_on_under_the_name_that_the_binary_knows() {
+        let given = ["--store", "sqlite", "--store=memory", "--runs", "5"].map(OsString::from);
+        let handed_on = ["--on", "sqlite", "--on=memory", "--runs", "5"].map(OsString::from);
+        assert_eq!(with_kind(&given), handed_on);
     }
 }

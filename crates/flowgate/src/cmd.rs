@@ -12,8 +12,10 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::logging;
 use crate::output::{Color, Output};
 
+mod bench;
 mod completions;
 mod config;
+mod crash_test;
 mod dev;
 mod flows;
 mod run;
@@ -88,6 +90,14 @@ enum Command {
     Runs(runs::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
+    /// Measure how fast flows run here
+    Bench(bench::Args),
+    /// Kill a worker process again and again while runs go on, and check what is left
+    #[command(hide = true)]
+    CrashTest(crash_test::Args),
+    /// Be the process that `crash-test` kills
+    #[command(hide = true)]
+    CrashWorker(crash_test::worker::Args),
     /// Show the settings and where they come from
     Config(config::Args),
     /// Print completions for a shell
@@ -131,6 +141,9 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
+        Command::Bench(args) => block_on(bench::run(app, args)),
+        Command::CrashTest(args) => block_on(crash_test::run(app, args)),
+        Command::CrashWorker(args) => block_on(crash_test::worker::run(app, args)),
         Command::Config(args) => config::run(&app, &args),
         Command::Completions(args) => completions::run(&app, &args),
     }
@@ -171,6 +184,9 @@ impl Global {
             Command::Flows(_)
             | Command::Runs(_)
             | Command::Why(_)
+            | Command::Bench(_)
+            | Command::CrashTest(_)
+            | Command::CrashWorker(_)
             | Command::Config(_)
             | Command::Completions(_) => None,
         };

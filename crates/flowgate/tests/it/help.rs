@@ -26,6 +26,7 @@ fn every_verb_has_a_help_with_an_example() {
         &["runs", "cancel"],
         &["runs", "retry"],
         &["why"],
+        &["bench"],
         &["config", "show"],
         &["completions"],
     ];
