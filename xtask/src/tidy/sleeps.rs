@@ -1,6 +1,7 @@
 //! A test that sleeps is slow when it passes and wrong when the machine is slow.
 //!
-//! Only the tests of whole processes may: nothing else can make time pass for them.
+//! Only the tests of whole processes may: nothing else can make time pass for them. Under paused
+//! time nothing sleeps, whatever the code says.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +22,14 @@ pub(crate) fn sleeping_tests(tree: &Tree) -> Vec<Finding> {
         }
         let is_test = is_in_tests(&file.path) || outside.contains(&file.path);
         let tests_start = if is_test { Some(1) } else { inline_tests(file) };
+        let mut is_paused = false;
         for (number, line) in file.lines() {
+            if line.trim_start().starts_with("#[") && line.contains("test") {
+                is_paused = line.contains("start_paused = true");
+            }
+            if is_paused {
+                continue;
+            }
             if tests_start.is_some_and(|start| number >= start) && has_word(line, SLEEP) {
                 findings.push(Finding::new(
                     &file.path,
@@ -94,6 +102,12 @@ mod tests {
     fn a_folder_of_tests_is_checked_whole() {
         check("crates/a/tests/it/main.rs", "NAP\n", &[1]);
         check("crates/flowgate/tests/it/main.rs", "NAP\n", &[]);
+    }
+
+    #[test]
+    fn under_paused_time_nothing_sleeps() {
+        let paused = "#[tokio::test(start_paused = true)]\nNAP\n#[tokio::test]\nNAP\n";
+        check("crates/a/tests/it/main.rs", paused, &[4]);
     }
 
     #[test]
