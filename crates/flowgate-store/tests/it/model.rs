@@ -188,7 +188,7 @@ impl<H: Harness> Side<'_, H> {
 
 async fn check(program: Vec<Call>) {
     // Both clocks stand still but for what the program says, so both stores see the same times.
-    let clock = || Clock::tokio(Timestamp(1_700_000_000_000));
+    let clock = || Clock::still(Timestamp(1_700_000_000_000));
     let (mut memory, mut sqlite) = (MemoryHarness::on(clock()), SqliteHarness::on(clock()).await);
     let flows = [chain(), fan(), flaky(), nap()];
     let mut one = Side { world: World::new(&mut memory), claimed: vec![], sent: vec![] };
@@ -230,7 +230,7 @@ proptest! {
 
     #[test]
     fn random_programs_give_the_same_on_both_stores(program in calls()) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(check(program));
     }
 }
