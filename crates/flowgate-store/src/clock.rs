@@ -23,7 +23,7 @@ struct Inner {
 enum Source {
     Wall,
     Tokio { base: Timestamp, began: Instant },
-    Still(Timestamp),
+    Still { base: Timestamp },
 }
 
 impl Clock {
@@ -33,13 +33,16 @@ impl Clock {
     }
 
     /// A clock that shows `base` now and then follows tokio's time, also where a test paused it.
+    ///
+    /// Paused time is known to the threads of its runtime only. The embedded store reads its clock
+    /// on a thread of its own, so there a test needs [`Clock::still`].
     pub fn tokio(base: Timestamp) -> Self {
         Self::from_source(Source::Tokio { base, began: Instant::now() })
     }
 
-    /// A clock that shows `at` until somebody advances it, on every thread.
-    pub fn still(at: Timestamp) -> Self {
-        Self::from_source(Source::Still(at))
+    /// A clock that shows `base` until it is advanced.
+    pub fn still(base: Timestamp) -> Self {
+        Self::from_source(Source::Still { base })
     }
 
     fn from_source(source: Source) -> Self {
@@ -51,7 +54,7 @@ impl Clock {
         let time = match &self.0.source {
             Source::Wall => wall_time(),
             Source::Tokio { base, began } => base.plus(began.elapsed()),
-            Source::Still(at) => *at,
+            Source::Still { base } => *base,
         };
         Timestamp(time.0.saturating_add(self.0.shift_ms.load(Ordering::SeqCst)))
     }

@@ -230,7 +230,7 @@ proptest! {
 
     #[test]
     fn random_programs_give_the_same_on_both_stores(program in calls()) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(check(program));
     }
 }
