@@ -264,7 +264,8 @@ async fn greet(
         note(if at == 0 { "flows" } else { "" }, flow);
     }
     if open > 0 {
-        note("open", &format!("{open}{more} runs go on"));
+        let go_on = if open == 1 { "run goes on" } else { "runs go on" };
+        note("open", &format!("{open}{more} {go_on}"));
     }
     let took = clock::instant().duration_since(began);
     app.output.note(format_args!("ready in {}; Ctrl-C stops, and nothing is lost", Brief(took)));
