@@ -82,6 +82,9 @@ fn the_approval_example_waits_for_its_signal() {
     assert_eq!(report["status"], "waiting");
     let why = sandbox.flowgate(&["why", "latest"]).exits(0);
     insta::assert_snapshot!("why_waiting", why.shown());
+    let no = ["runs", "signal", "latest", "approval", "--data", r#"{"approved": false}"#];
+    let told = sandbox.flowgate(&no).exits(0);
+    assert!(told.stderr.contains("no wait takes it"), "{told:?}");
     let run = sandbox.spawn(&["run", "--resume", "latest", "--json"]);
     let signal = ["runs", "signal", "latest", "approval", "--data", r#"{"approved": true}"#];
     crate::sandbox::eventually("the owner takes requests", || {

@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
+use flowgate_core::event::Event;
+use flowgate_core::ids::RunId;
+
 use super::super::App;
 use crate::config::StoreUrl;
 use crate::control::{self, Reply, Request, Serve};
@@ -19,6 +22,8 @@ use crate::stores;
 
 /// Tries to find the owner or to become it: the owner may just be starting or ending.
 const TRIES: u32 = 10;
+/// Events among which a signal is looked for that was just sent.
+const RECENT_EVENTS: usize = 50;
 const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// Starts a run.
@@ -96,8 +101,39 @@ pub(crate) async fn start(app: &App, args: Start) -> Outcome {
 pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
     let data = input::read("--data", &args.data)?;
     let run_id = resolve(app, &args.run).await?;
+    let signal = args.signal.clone();
     let sent = send(app, Request::Signal { run_id, signal: args.signal, data }).await?;
-    sent.tell(app, "signalled")
+    let exit = sent.tell(app, "signalled")?;
+    if !app.output.json
+        && let Some(fate) = fate_of_signal(app, run_id, &signal).await?
+    {
+        app.output.note(fate);
+    }
+    Ok(exit)
+}
+
+/// What to say of a signal that ended no wait.
+async fn fate_of_signal(app: &App, run_id: RunId, signal: &str) -> Result<Option<String>, Failure> {
+    let store = stores::open_to_read(app).await?;
+    let run = lookup::run(&*store, run_id).await?.row.run;
+    let after =
+        run.version.saturating_sub(u64::try_from(RECENT_EVENTS).expect("it is a small number"));
+    let recent = store.read_events(run_id, after, RECENT_EVENTS).await?;
+    let is_ours = |event: &Event| matches!(event, Event::SignalReceived { signal: name, .. } if **name == *signal);
+    let Some(received) = recent.iter().rev().find(|stored| is_ours(&stored.event)) else {
+        return Ok(None);
+    };
+    let took = |event: &Event| matches!(event, Event::SignalTaken { signal_seq, .. } if *signal_seq == received.seq);
+    if recent.iter().any(|stored| took(&stored.event)) {
+        return Ok(None);
+    }
+    let is_kept = run.signals.iter().any(|kept| kept.seq == received.seq);
+    Ok(Some(if is_kept {
+        "it is kept for a wait that has not begun".to_owned()
+    } else {
+        let run = short(run_id);
+        format!("no wait takes it: its data does not match; see `flowgate why {run}`")
+    }))
 }
 
 pub(crate) async fn cancel(app: &App, args: Cancel) -> Outcome {
@@ -112,7 +148,7 @@ pub(crate) async fn retry(app: &App, args: Retry) -> Outcome {
     sent.tell(app, "started")
 }
 
-async fn resolve(app: &App, text: &str) -> Result<flowgate_core::ids::RunId, Failure> {
+async fn resolve(app: &App, text: &str) -> Result<RunId, Failure> {
     let store = stores::open_to_read(app).await?;
     let run_id = lookup::run_id(&*store, text).await?;
     lookup::run(&*store, run_id).await?;
