@@ -29,11 +29,25 @@ impl Workspace {
     }
 
     /// A cargo command that runs in the root.
+    ///
+    /// What the outer cargo tells xtask about itself is kept from it: build scripts that look at
+    /// such variables would run again at each change between `cargo` and `cargo xtask`.
     pub(crate) fn cargo(&self, args: &[&str]) -> Command {
         let mut command = Command::new("cargo");
         command.args(args).current_dir(&self.root);
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(is_about_xtask) {
+                command.env_remove(name);
+            }
+        }
         command
     }
+}
+
+fn is_about_xtask(variable: &str) -> bool {
+    let prefixes =
+        ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_", "CARGO_PRIMARY_"];
+    prefixes.iter().any(|prefix| variable.starts_with(prefix))
 }
 
 fn is_workspace(folder: &Path) -> bool {
@@ -61,6 +75,12 @@ mod tests {
     fn the_workspace_is_found_from_a_crate_inside_it() {
         let workspace = Workspace::find().unwrap();
         assert!(workspace.root.join("xtask/Cargo.toml").is_file());
+    }
+
+    #[test]
+    fn what_is_said_of_xtask_is_not_said_to_another_cargo() {
+        assert!(is_about_xtask("CARGO_PKG_NAME") && is_about_xtask("CARGO_MANIFEST_DIR"));
+        assert!(!is_about_xtask("CARGO_TARGET_DIR") && !is_about_xtask("CARGO_HOME"));
     }
 
     #[test]
