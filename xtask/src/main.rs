@@ -4,11 +4,11 @@
 //! run the same thing.
 
 mod bench;
-mod clock;
 mod crash;
 mod launch;
 mod output;
 mod services;
+mod signals;
 mod test;
 mod tidy;
 mod workspace;

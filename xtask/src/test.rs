@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use flowgate_testbed::{Stopwatch, Variables};
 
-use crate::clock::Stopwatch;
-use crate::services::{self, Variables};
+use crate::services;
 use crate::workspace::{Workspace, run_to_end};
-use crate::{bench, crash, launch, output, tidy};
+use crate::{bench, crash, launch, output, signals, tidy};
 
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
@@ -78,8 +78,9 @@ pub(crate) fn run(workspace: &Workspace, args: &TestArgs) -> anyhow::Result<Exit
         }
         return Ok(ExitCode::SUCCESS);
     }
+    signals::hold()?;
     services::install(&services::needed())?;
-    let servers = services::start_all()?;
+    let servers = services::start(&[])?;
     let whole = Stopwatch::start();
     let outcome = run_stages(&stages, |stage| {
         output::complain(&format!("== {}: {}", stage.name(), stage.about()));

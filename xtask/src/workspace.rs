@@ -5,6 +5,8 @@ use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, bail};
 
+use crate::signals;
+
 /// What a command that a signal ended counts as.
 const ENDED_BY_SIGNAL: u8 = 1;
 
@@ -58,7 +60,10 @@ fn is_workspace(folder: &Path) -> bool {
 /// Runs a command with our own stdin, stdout and stderr, to its end.
 pub(crate) fn run_to_end(command: &mut Command) -> anyhow::Result<ExitStatus> {
     let program = command.get_program().to_string_lossy().into_owned();
-    command.status().with_context(|| format!("starting {program}"))
+    signals::may_go_on()?;
+    let mut child = command.spawn().with_context(|| format!("starting {program}"))?;
+    signals::while_it_runs(child.id(), || child.wait())
+        .with_context(|| format!("waiting for {program}"))
 }
 
 /// The exit code to pass on for a command that ended so.

@@ -1,19 +1,25 @@
-//! Programs that come from Debian packages, and how the missing ones are installed.
+//! How missing programs are installed from Debian packages.
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::bail;
+use flowgate_testbed::{Tool, find};
 
 use crate::output;
 use crate::workspace::run_to_end;
 
-/// A program, and the Debian packages that make it usable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tool {
-    pub binary: &'static str,
-    pub packages: &'static [&'static str],
-}
+/// Installs the packages that it is given, and starts no service that they bring: a policy that
+/// forbids it is in place meanwhile, unless the machine has a policy of its own.
+const INSTALL: &str = r#"
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  trap 'rm -f "$policy"' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  printf '#!/bin/sh\nexit 101\n' > "$policy" && chmod 755 "$policy" || exit 1
+fi
+apt-get install --yes --no-install-recommends "$@"
+"#;
 
 /// By what right packages are installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,20 +45,6 @@ pub(crate) fn install(tools: &[Tool]) -> anyhow::Result<()> {
         None => Ok(()),
         Some(tool) => bail!("{} is not on the path, even though installed", tool.binary),
     }
-}
-
-/// The file that a program name stands for on this machine.
-pub(crate) fn find(binary: &str) -> Option<PathBuf> {
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders)
-        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")])
-        .map(|folder| folder.join(binary))
-        .find(|path| is_executable(path))
-}
-
-fn is_executable(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
 }
 
 fn missing(tools: &[Tool], is_there: &dyn Fn(&str) -> bool) -> Vec<Tool> {
@@ -87,21 +79,22 @@ fn commands(right: Right, packages: &[&str]) -> anyhow::Result<Vec<Command>> {
             packages.join(" ")
         );
     }
-    let apt_get = |args: &[&str]| {
-        let mut command = match right {
-            Right::Sudo => {
-                let mut sudo = Command::new("sudo");
-                sudo.args(["-n", "env"]);
-                sudo
-            }
-            Right::Root | Right::None => Command::new("env"),
-        };
-        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]).args(args);
-        command
-    };
-    let mut install = apt_get(&["install", "--yes", "--no-install-recommends"]);
+    let mut install = as_root(right, &["sh", "-c", INSTALL, "sh"]);
     install.args(packages);
-    Ok(vec![apt_get(&["update"]), install])
+    Ok(vec![as_root(right, &["apt-get", "update"]), install])
+}
+
+fn as_root(right: Right, words: &[&str]) -> Command {
+    let mut command = match right {
+        Right::Sudo => {
+            let mut sudo = Command::new("sudo");
+            sudo.args(["-n", "env"]);
+            sudo
+        }
+        Right::Root | Right::None => Command::new("env"),
+    };
+    command.arg("DEBIAN_FRONTEND=noninteractive").args(words);
+    command
 }
 
 #[cfg(test)]
@@ -126,20 +119,36 @@ mod tests {
     }
 
     #[test]
-    fn a_program_on_the_path_is_found_and_another_is_not() {
-        assert!(find("sh").is_some());
-        assert_eq!(find("flowgate-has-no-such-program"), None);
-    }
-
-    #[test]
     fn the_index_is_updated_before_packages_are_installed() {
         let lines =
             |right| -> Vec<_> { commands(right, &["gcc"]).unwrap().iter().map(line).collect() };
-        let apt_get = "env DEBIAN_FRONTEND=noninteractive apt-get";
-        let install = "install --yes --no-install-recommends gcc";
-        let plain = [format!("{apt_get} update"), format!("{apt_get} {install}")];
+        let env = "env DEBIAN_FRONTEND=noninteractive";
+        let plain = [format!("{env} apt-get update"), format!("{env} sh -c {INSTALL} sh gcc")];
         assert_eq!(lines(Right::Root), plain);
         assert_eq!(lines(Right::Sudo), plain.map(|line| format!("sudo -n {line}")));
+    }
+
+    /// Runs the script with a policy in a folder of its own and an installer that shows it.
+    fn install_with(before: Option<&str>) -> (String, Option<String>) {
+        let folder = tempfile::tempdir().unwrap();
+        let policy = folder.path().join("policy-rc.d");
+        if let Some(before) = before {
+            std::fs::write(&policy, before).unwrap();
+        }
+        let path = policy.display().to_string();
+        let script = INSTALL
+            .replace("/usr/sbin/policy-rc.d", &path)
+            .replace("apt-get install --yes --no-install-recommends", &format!("cat '{path}'; :"));
+        let output = Command::new("sh").args(["-c", &script, "sh", "gcc"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let during = String::from_utf8(output.stdout).unwrap();
+        (during, std::fs::read_to_string(&policy).ok())
+    }
+
+    #[test]
+    fn no_service_starts_while_packages_are_installed_and_the_policy_of_the_machine_stands() {
+        assert_eq!(install_with(None), ("#!/bin/sh\nexit 101\n".into(), None));
+        assert_eq!(install_with(Some("mine")), ("mine".into(), Some("mine".into())));
     }
 
     #[test]

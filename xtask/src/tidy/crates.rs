@@ -7,8 +7,11 @@ use super::tree::{TextFile, Tree};
 const DIRECTION: &[&str] =
     &["flowgate", "flowgate-server", "flowgate-engine", "flowgate-store", "flowgate-core"];
 
+/// What only tests and chores use. It uses none of our crates, and no product is built with it.
+const TESTBED: &str = "flowgate-testbed";
+
 /// What xtask may use: more would make every chore wait for the engine to compile.
-const XTASK_MAY_USE: &[&str] = &["flowgate-store", "flowgate-core"];
+const XTASK_MAY_USE: &[&str] = &["flowgate-store", "flowgate-core", TESTBED];
 
 /// The tables of a manifest that hold what a crate is built with.
 const BUILD_TABLES: &[&str] = &["dependencies", "build-dependencies"];
@@ -32,7 +35,8 @@ fn check_manifest(file: &TextFile) -> Vec<Finding> {
         let message = format!("the crate {name} has no place in the direction of crates");
         return vec![Finding::new(&file.path, 0, message)];
     };
-    let ours = |crate_name: &&String| DIRECTION.contains(&crate_name.as_str());
+    let ours =
+        |crate_name: &&String| DIRECTION.contains(&crate_name.as_str()) || *crate_name == TESTBED;
     dependencies(&manifest)
         .iter()
         .filter(ours)
@@ -47,6 +51,9 @@ fn check_manifest(file: &TextFile) -> Vec<Finding> {
 fn may_use(name: &str) -> Option<&'static [&'static str]> {
     if name == "xtask" {
         return Some(XTASK_MAY_USE);
+    }
+    if name == TESTBED {
+        return Some(&[]);
     }
     let place = DIRECTION.iter().position(|crate_name| *crate_name == name)?;
     Some(&DIRECTION[place + 1..])
@@ -125,6 +132,26 @@ mod tests {
             "xtask/Cargo.toml",
             "[package]\nname = \"xtask\"\n[dependencies]\nflowgate-store = {}\nflowgate-engine = {}\n",
             &["xtask/Cargo.toml:5: xtask may not depend on flowgate-engine"],
+        );
+    }
+
+    #[test]
+    fn no_product_is_built_with_the_testbed_and_it_uses_no_product() {
+        check(
+            "crates/flowgate/Cargo.toml",
+            "[package]\nname = \"flowgate\"\n[dependencies]\nflowgate-testbed = {}\n",
+            &["crates/flowgate/Cargo.toml:4: flowgate may not depend on flowgate-testbed"],
+        );
+        check(
+            "crates/flowgate-testbed/Cargo.toml",
+            "[package]\nname = \"flowgate-testbed\"\n[dependencies]\nflowgate-core = {}\n",
+            &["crates/flowgate-testbed/Cargo.toml:4: flowgate-testbed may not depend on \
+               flowgate-core"],
+        );
+        check(
+            "xtask/Cargo.toml",
+            "[package]\nname = \"xtask\"\n[dependencies]\nflowgate-testbed = {}\n",
+            &[],
         );
     }
 
