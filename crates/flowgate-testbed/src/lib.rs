@@ -8,10 +8,13 @@
 //! A test that starts a server by itself takes a handle: [`Redis::start`], [`RedisCluster::start`],
 //! [`Postgres::start`], [`PgBouncer::start`]. A command that is given servers from outside reads
 //! their URLs from the variables of [`Kind`], which [`Running`] provides.
+//!
+//! A [`FaultProxy`] stands between a client and a server, and breaks what goes through it.
 
 #![warn(missing_docs)]
 
 mod clock;
+mod fault_proxy;
 mod pgbouncer;
 mod ports;
 mod postgres;
@@ -26,6 +29,7 @@ mod tool;
 use std::time::Duration;
 
 pub use self::clock::Stopwatch;
+pub use self::fault_proxy::{Direction, Effects, FaultProxy};
 pub use self::pgbouncer::PgBouncer;
 pub use self::postgres::Postgres;
 pub use self::redis::Redis;

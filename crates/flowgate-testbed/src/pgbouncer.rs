@@ -34,9 +34,9 @@ impl PgBouncer {
     fn start_before(server: SocketAddr, data: PathBuf) -> anyhow::Result<Self> {
         let mut site = Site::new("pgbouncer", ENDINGS)?;
         postgres::give_to_system_user(site.folder())?;
-        let port = site.start_on_free_port(
-            |site, port| command(site, port, server),
-            |_, port| postgres::serves(port, &data),
+        let [port] = site.start_on_free_ports(
+            |site, [port]| command(site, port, server),
+            |_, [port]| postgres::serves(port, &data),
         )?;
         Ok(Self { site, port, server, data })
     }
@@ -83,9 +83,9 @@ impl PrivateServer for PgBouncer {
 
     fn restart(&mut self) -> anyhow::Result<()> {
         self.stop()?;
-        let mut command = command(&self.site, self.port, self.server)?;
+        let (port, server, data) = (self.port, self.server, &self.data);
         self.site
-            .start(&mut command, |_| postgres::serves(self.port, &self.data))
+            .start_again(|site| command(site, port, server), |_| postgres::serves(port, data))
             .with_context(|| format!("starting pgbouncer again on port {}", self.port))
     }
 }

@@ -1,8 +1,10 @@
 //! Ports of the loopback interface.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
 
@@ -16,7 +18,10 @@ const PORTS: std::ops::Range<u16> = 15_000..32_000;
 /// How many ports are looked at until one is free.
 const LOOKS_MAX: usize = 1_000;
 
-/// A port of the loopback interface that nobody listens on.
+/// The ports that this process was given: its servers must not take them from each other.
+static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+/// A port of the loopback interface that nobody listens on, and that was not given before.
 pub(crate) fn free_port() -> anyhow::Result<u16> {
     let count = u64::from(PORTS.end - PORTS.start);
     for _ in 0..LOOKS_MAX {
@@ -24,7 +29,8 @@ pub(crate) fn free_port() -> anyhow::Result<u16> {
         let offset = u16::try_from(RandomState::new().build_hasher().finish() % count)
             .context("choosing a port")?;
         let port = PORTS.start + offset;
-        if !is_taken(port) {
+        let is_new = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port);
+        if is_new && !is_taken(port) {
             return Ok(port);
         }
     }

@@ -37,7 +37,10 @@ impl Postgres {
         let mut site = Site::new("postgres", ENDINGS)?;
         give_to_system_user(site.folder())?;
         initdb(&site)?;
-        let port = site.start_on_free_port(command, is_ours_and_ready)?;
+        let [port] = site.start_on_free_ports(
+            |site, [port]| command(site, port),
+            |site, [port]| is_ours_and_ready(site, port),
+        )?;
         Ok(Self { site, port })
     }
 
@@ -89,9 +92,8 @@ impl PrivateServer for Postgres {
     fn restart(&mut self) -> anyhow::Result<()> {
         self.stop()?;
         let port = self.port;
-        let mut command = command(&self.site, port)?;
         self.site
-            .start(&mut command, |site| is_ours_and_ready(site, port))
+            .start_again(|site| command(site, port), |site| is_ours_and_ready(site, port))
             .with_context(|| format!("starting postgres again on port {port}"))
     }
 }

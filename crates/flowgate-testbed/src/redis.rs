@@ -10,7 +10,7 @@ use anyhow::Context;
 use crate::process::Signal;
 use crate::resp::{Connection, Reply};
 use crate::site::{Endings, Site};
-use crate::{PrivateServer, ports, tool};
+use crate::{PrivateServer, tool};
 
 const ENDINGS: Endings = Endings { stop: Signal::Terminate, kill: Signal::Kill };
 
@@ -41,21 +41,26 @@ pub(crate) enum Mode {
 impl Redis {
     /// Starts a single server, and waits until it is ready.
     pub fn start() -> anyhow::Result<Self> {
-        Self::start_in(|| Ok(Mode::Single)).context("starting redis")
+        let mut site = Site::new("redis", ENDINGS)?;
+        let [port] = site
+            .start_on_free_ports(
+                |site, [port]| command(site, Mode::Single, port),
+                |site, [port]| is_ours_and_ready(site, port),
+            )
+            .context("starting redis")?;
+        Ok(Self { site, mode: Mode::Single, port })
     }
 
     /// Starts a node that knows no other node yet.
     pub(crate) fn start_node() -> anyhow::Result<Self> {
-        Self::start_in(|| Ok(Mode::Node { bus_port: ports::free_port()? }))
-            .context("starting a node of redis-cluster")
-    }
-
-    fn start_in(mode: impl Fn() -> anyhow::Result<Mode>) -> anyhow::Result<Self> {
-        let mode = mode()?;
-        let mut site = Site::new("redis", ENDINGS)?;
-        let port =
-            site.start_on_free_port(|site, port| command(site, mode, port), is_ours_and_ready)?;
-        Ok(Self { site, mode, port })
+        let mut site = Site::new("redis-node", ENDINGS)?;
+        let [port, bus_port] = site
+            .start_on_free_ports(
+                |site, [port, bus_port]| command(site, Mode::Node { bus_port }, port),
+                |site, [port, _]| is_ours_and_ready(site, port),
+            )
+            .context("starting a node of redis-cluster")?;
+        Ok(Self { site, mode: Mode::Node { bus_port }, port })
     }
 
     /// Where the server listens.
@@ -104,10 +109,9 @@ impl PrivateServer for Redis {
 
     fn restart(&mut self) -> anyhow::Result<()> {
         self.stop()?;
-        let port = self.port;
-        let mut command = command(&self.site, self.mode, port)?;
+        let (mode, port) = (self.mode, self.port);
         self.site
-            .start(&mut command, |site| is_ours_and_ready(site, port))
+            .start_again(|site| command(site, mode, port), |site| is_ours_and_ready(site, port))
             .with_context(|| format!("starting redis again on port {port}"))
     }
 }

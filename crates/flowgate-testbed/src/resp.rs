@@ -47,6 +47,12 @@ impl Connection {
         Ok(Self(BufReader::new(stream)))
     }
 
+    /// Limits how long the next answers may take.
+    #[cfg(test)]
+    pub(crate) fn wait_at_most(&self, wait_max: Duration) -> std::io::Result<()> {
+        self.0.get_ref().set_read_timeout(Some(wait_max))
+    }
+
     /// Sends one command and reads its answer.
     pub(crate) fn ask(&mut self, words: &[&str]) -> anyhow::Result<Reply> {
         let count = format!("*{}\r\n", words.len());

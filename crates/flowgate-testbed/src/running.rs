@@ -147,7 +147,31 @@ fn start_postgres(wants: &dyn Fn(Kind) -> bool) -> anyhow::Result<Running> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{SocketAddr, TcpListener};
+
     use super::*;
+
+    fn check_taken_port(server: &mut dyn PrivateServer, address: SocketAddr) {
+        server.kill().unwrap();
+        let stranger = TcpListener::bind(address).unwrap();
+        let error = format!("{:#}", server.restart().unwrap_err());
+        assert!(error.contains("again on port") && error.contains("already in use"), "{error}");
+        drop(stranger);
+        server.restart().unwrap();
+    }
+
+    #[test]
+    fn every_server_says_that_its_port_is_taken_and_comes_back_when_it_is_free() {
+        let mut redis = Redis::start().unwrap();
+        let address = redis.address();
+        check_taken_port(&mut redis, address);
+        let mut postgres = Postgres::start().unwrap();
+        let address = postgres.address();
+        check_taken_port(&mut postgres, address);
+        let mut pgbouncer = PgBouncer::start(&postgres).unwrap();
+        let address = pgbouncer.address();
+        check_taken_port(&mut pgbouncer, address);
+    }
 
     #[test]
     fn a_command_is_told_of_the_servers_that_it_wants_and_of_no_other() {

@@ -26,8 +26,10 @@ const PAUSE_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// How many lines of a server's log an error shows.
 const LOG_LINES_MAX: usize = 20;
-/// How many ports a server may lose to somebody else before that is an error.
-const PORTS_MAX: usize = 5;
+/// How often a server may find a port taken before that is an error.
+const TRIES_MAX: usize = 5;
+/// What the log of every server says about a port that is taken.
+const PORT_IS_TAKEN: &str = "Address already in use";
 
 /// The signals by which a kind of server ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,29 +86,46 @@ impl Site {
         self.cpu_time_ended + process::cpu_time(&self.pids())
     }
 
-    /// Starts the server on a port that is free, and waits until it is ready.
+    /// Starts the server on ports that are free, and waits until it is ready.
     ///
-    /// If somebody else took the port in the meantime, another one is tried.
-    pub(crate) fn start_on_free_port(
+    /// If somebody else took one of them in the meantime, others are tried.
+    pub(crate) fn start_on_free_ports<const N: usize>(
         &mut self,
-        command: impl Fn(&Self, u16) -> anyhow::Result<Command>,
-        is_ready: impl Fn(&Self, u16) -> bool,
-    ) -> anyhow::Result<u16> {
-        let mut losses = 0;
-        loop {
-            let port = ports::free_port()?;
-            let mut command = command(self, port)?;
-            match self.start(&mut command, |site| is_ready(site, port)) {
-                Ok(()) => return Ok(port),
-                Err(error) => {
-                    losses += 1;
-                    let is_lost = self.process.is_none() && ports::is_taken(port);
-                    if !is_lost || losses == PORTS_MAX {
-                        return Err(error);
-                    }
-                }
+        command: impl Fn(&Self, [u16; N]) -> anyhow::Result<Command>,
+        is_ready: impl Fn(&Self, [u16; N]) -> bool,
+    ) -> anyhow::Result<[u16; N]> {
+        let mut ports = [0; N];
+        self.start_until_ports_are_free(|site| {
+            for port in &mut ports {
+                *port = ports::free_port()?;
+            }
+            site.start(&mut command(site, ports)?, |site| is_ready(site, ports))
+        })?;
+        Ok(ports)
+    }
+
+    /// Starts the server on the ports that it had, and waits until it is ready.
+    ///
+    /// If somebody else has just looked whether one of them is free, it is tried again.
+    pub(crate) fn start_again(
+        &mut self,
+        command: impl Fn(&Self) -> anyhow::Result<Command>,
+        is_ready: impl Fn(&Self) -> bool,
+    ) -> anyhow::Result<()> {
+        self.start_until_ports_are_free(|site| site.start(&mut command(site)?, &is_ready))
+    }
+
+    fn start_until_ports_are_free(
+        &mut self,
+        mut start: impl FnMut(&mut Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        for _ in 1..TRIES_MAX {
+            match start(self) {
+                Err(error) if self.process.is_none() && is_about_ports(&error) => sleep(LOOK_PAUSE),
+                outcome => return outcome,
             }
         }
+        start(self)
     }
 
     /// Starts the process of the server, and waits until it is ready.
@@ -121,7 +140,8 @@ impl Site {
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.context("opening the log of a server")?;
         let errors = log.try_clone().context("sharing the log of a server")?;
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        // In the language in which errors are looked for.
+        command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(log).stderr(errors);
         let program = command.get_program().to_string_lossy().into_owned();
         self.process = Some(command.spawn().with_context(|| format!("starting {program}"))?);
         let watch = Stopwatch::start();
@@ -225,6 +245,11 @@ impl Drop for Site {
     }
 }
 
+/// Whether a server ended because a port was taken, as the end of its log in the error says.
+fn is_about_ports(error: &anyhow::Error) -> bool {
+    error.to_string().contains(PORT_IS_TAKEN)
+}
+
 #[expect(clippy::print_stderr, reason = "a drop has nobody else to tell")]
 fn complain(line: &str) {
     eprintln!("{line}");
@@ -263,10 +288,11 @@ mod tests {
     }
 
     fn start(site: &mut Site) -> anyhow::Result<u16> {
-        site.start_on_free_port(
-            |site, port| Ok(file_server(site, port)),
-            |_, port| accepts_connections(port),
-        )
+        let [port] = site.start_on_free_ports(
+            |site, [port]| Ok(file_server(site, port)),
+            |_, [port]| accepts_connections(port),
+        )?;
+        Ok(port)
     }
 
     fn is_alive(id: u32) -> bool {
@@ -299,16 +325,16 @@ mod tests {
     fn a_port_that_somebody_took_meanwhile_is_given_up_for_another() {
         let stranger = Cell::new(None);
         let mut site = Site::new("files", POLITE).unwrap();
-        let port = site
-            .start_on_free_port(
-                |site, port| {
+        let [port] = site
+            .start_on_free_ports(
+                |site, [port]| {
                     if stranger.take().is_none() {
                         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
                         stranger.set(Some((port, listener)));
                     }
                     Ok(file_server(site, port))
                 },
-                |site, port| {
+                |site, [port]| {
                     let pid = site.pid().unwrap_or_default();
                     let log = std::fs::read_to_string(site.log()).unwrap_or_default();
                     is_alive(pid) && log.contains("Serving") && accepts_connections(port)
