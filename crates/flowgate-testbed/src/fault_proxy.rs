@@ -69,7 +69,10 @@ pub struct FaultProxy {
 impl FaultProxy {
     /// Starts a proxy that forwards everything to the server at `upstream`.
     pub fn start(upstream: SocketAddr) -> anyhow::Result<Self> {
-        let listener = listen()?;
+        Self::start_on(listen()?, upstream)
+    }
+
+    pub(crate) fn start_on(listener: TcpListener, upstream: SocketAddr) -> anyhow::Result<Self> {
         let address = listener.local_addr().context("reading the port of the proxy")?;
         let shared = Arc::new(Shared::default());
         let for_acceptor = Arc::clone(&shared);

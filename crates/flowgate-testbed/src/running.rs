@@ -150,10 +150,13 @@ mod tests {
     use std::net::{SocketAddr, TcpListener};
 
     use super::*;
+    use crate::FaultProxy;
 
     fn check_taken_port(server: &mut dyn PrivateServer, address: SocketAddr) {
         server.kill().unwrap();
-        let stranger = TcpListener::bind(address).unwrap();
+        let stranger = FaultProxy::start_on(TcpListener::bind(address).unwrap(), address).unwrap();
+        // It hangs up on whoever looks whether it is ours.
+        stranger.cut();
         let error = format!("{:#}", server.restart().unwrap_err());
         assert!(error.contains("again on port") && error.contains("already in use"), "{error}");
         drop(stranger);

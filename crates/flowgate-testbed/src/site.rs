@@ -139,6 +139,7 @@ impl Site {
         assert!(self.process.is_none(), "a site has one process at a time");
         let log = File::options().create(true).append(true).open(self.log());
         let log = log.context("opening the log of a server")?;
+        let log_start = log.metadata().context("reading the log of a server")?.len();
         let errors = log.try_clone().context("sharing the log of a server")?;
         // In the language in which errors are looked for.
         command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(log).stderr(errors);
@@ -146,11 +147,18 @@ impl Site {
         self.process = Some(command.spawn().with_context(|| format!("starting {program}"))?);
         let watch = Stopwatch::start();
         loop {
+            // Also before the first look: by then a server that cannot start has mostly ended.
+            sleep(LOOK_PAUSE);
             if let Some(process) = &mut self.process
                 && let Some(status) = process.try_wait().context("looking at a server")?
             {
                 self.process = None;
                 bail!("ended too early ({status}):\n{}", self.log_end());
+            }
+            if self.log_since(log_start).contains(PORT_IS_TAKEN) {
+                // Some servers go on all the same, and listen nowhere.
+                self.kill()?;
+                bail!("a port is taken:\n{}", self.log_end());
             }
             if is_ready(self) {
                 return Ok(());
@@ -158,7 +166,6 @@ impl Site {
             if watch.elapsed() > READY_WAIT_MAX {
                 bail!("not ready after {READY_WAIT_MAX:?}:\n{}", self.log_end());
             }
-            sleep(LOOK_PAUSE);
         }
     }
 
@@ -229,9 +236,14 @@ impl Site {
         self.folder().join("server.log")
     }
 
-    fn log_end(&self) -> String {
+    fn log_since(&self, start: u64) -> String {
         let log = std::fs::read(self.log()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        String::from_utf8_lossy(log.get(start..).unwrap_or_default()).into_owned()
+    }
+
+    fn log_end(&self) -> String {
+        let log = self.log_since(0);
         let lines: Vec<_> = log.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n")
     }
@@ -245,7 +257,7 @@ impl Drop for Site {
     }
 }
 
-/// Whether a server ended because a port was taken, as the end of its log in the error says.
+/// Whether a server has ended because a port was taken, as the end of its log in the error says.
 fn is_about_ports(error: &anyhow::Error) -> bool {
     error.to_string().contains(PORT_IS_TAKEN)
 }
@@ -368,7 +380,10 @@ mod tests {
     #[test]
     fn ending_a_server_that_has_ended_is_no_fault() {
         let mut site = Site::new("brief", POLITE).unwrap();
-        site.start(&mut Command::new("true"), |_| true).unwrap();
+        site.start(Command::new("tail").args(["-f", "/dev/null"]), |_| true).unwrap();
+        let pid = site.pid().unwrap();
+        process::send(Signal::Kill, &[pid]).unwrap();
+        wait_until("it has ended", || process::is_halted(pid)).unwrap();
         site.stop().unwrap();
         site.kill().unwrap();
         assert_eq!(site.pid(), None);
