@@ -142,16 +142,70 @@ impl CommitIds {
     }
 }
 
-/// A place in the feed: all events of all runs in commit order.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct Position(pub u64);
+/// A place in a feed: the events of its runs in commit order.
+///
+/// Where one counter numbers the events the major part is 0. Where transactions end in another
+/// order than they began in, it is the transaction, and the minor part the event's place in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position {
+    /// What decides first.
+    pub major: u64,
+    /// What decides among those of one major part, from 1.
+    pub minor: u64,
+}
+
+impl Position {
+    /// Before every event.
+    pub const START: Self = Self { major: 0, minor: 0 };
+
+    /// The place that a counter gives.
+    pub fn counted(minor: u64) -> Self {
+        Self { major: 0, minor }
+    }
+
+    /// The place this far after it, within the same major part.
+    #[must_use]
+    pub fn plus(self, count: u64) -> Self {
+        Self { minor: self.minor + count, ..self }
+    }
+}
 
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self.major {
+            0 => write!(f, "{}", self.minor),
+            major => write!(f, "{major}-{}", self.minor),
+        }
+    }
+}
+
+/// A position that is not written as one.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is not a position (a number, or two with a `-` between them)")]
+pub struct PositionError(String);
+
+impl FromStr for Position {
+    type Err = PositionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (major, minor) = text.split_once('-').unwrap_or(("0", text));
+        match (major.parse(), minor.parse()) {
+            (Ok(major), Ok(minor)) => Ok(Self { major, minor }),
+            (Err(_), _) | (_, Err(_)) => Err(PositionError(text.to_owned())),
+        }
+    }
+}
+
+impl Serialize for Position {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Position {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -205,6 +259,22 @@ mod tests {
         let long = "a".repeat(129);
         for bad in ["", ".", "..", "a..b", "a/b", "a:b", "{a}", "a b", "é", "-a", &long, "a\n"] {
             assert!(!is_identifier(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_position_reads_as_it_is_written() {
+        for (position, text) in
+            [(Position::counted(7), "7"), (Position { major: 812, minor: 3 }, "812-3")]
+        {
+            assert_eq!(position.to_string(), text);
+            assert_eq!(text.parse::<Position>().unwrap(), position);
+            let json = serde_json::to_string(&position).unwrap();
+            assert_eq!(serde_json::from_str::<Position>(&json).unwrap(), position);
+        }
+        assert!(Position { major: 1, minor: 1 } > Position::counted(9));
+        for bad in ["", "-", "a", "1-", "1-2-3", "-1"] {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
         }
     }
 

@@ -32,10 +32,16 @@ pub trait Harness: Send + Sync {
     fn store(&self) -> Arc<dyn Store>;
 
     /// Lets time pass on the store's clock.
-    fn advance(&self, span: Duration);
+    async fn advance(&self, span: Duration);
 
     /// Ends the store and opens it again; false where what it holds ends with it.
     async fn reopen(&mut self) -> bool;
+
+    /// Whether other processes may use the store at the same time. Then an instance that ends
+    /// does not end its leases: they end by time alone.
+    fn is_shared(&self) -> bool {
+        false
+    }
 }
 
 /// Makes a module `$module` with one test for each case, on what `$harness` evaluates to.
@@ -105,6 +111,7 @@ macro_rules! conformance_cases {
                 every_lost_lease_is_told_in_order,
                 a_commit_under_a_later_lease_settles_what_was_lost,
                 leases_of_an_owner_that_is_gone_are_lost_at_once,
+                a_lease_in_a_shared_store_outlives_the_connection,
                 lost_leases_survive_a_reopen,
                 a_postponed_job_is_due_later_and_keeps_its_inputs,
                 a_released_job_is_due_at_once_and_its_attempt_does_not_count,
@@ -119,9 +126,13 @@ macro_rules! conformance_cases {
             log: event_numbers_are_gapless,
                 events_are_read_in_pages_that_begin_anywhere,
                 folding_the_log_gives_the_record,
-                the_feed_is_in_commit_order_without_gaps,
+                each_feed_is_in_commit_order,
+                a_run_is_in_one_feed,
                 the_feed_is_read_in_pages_that_begin_anywhere,
                 the_feed_never_grows_behind_a_reader,
+                a_commit_wakes_a_reader_of_the_feed,
+                a_wait_for_a_feed_that_has_grown_ends_at_once,
+                a_wait_for_the_feed_ends_after_its_longest_time,
                 the_log_and_its_positions_survive_a_reopen,
                 payloads_are_kept_byte_for_byte,
                 a_payload_of_one_mebibyte_reaches_its_job,
@@ -134,6 +145,8 @@ macro_rules! conformance_cases {
                 a_listing_shows_where_each_run_stands,
                 runs_are_listed_by_flow_and_status,
                 runs_are_listed_by_the_time_of_their_start,
+                runs_are_listed_by_their_tags,
+                runs_are_counted_as_they_are_listed,
                 pages_of_runs_started_at_the_same_time_miss_none,
                 pages_cover_ten_thousand_runs_once_while_runs_are_added,
                 a_page_of_runs_is_bounded;
@@ -147,7 +160,13 @@ macro_rules! conformance_cases {
                 records_that_end_before_their_events_take_them_along,
                 positions_go_on_after_a_sweep,
                 revisions_are_listed_latest_first_and_the_last_is_active,
-                a_known_revision_keeps_its_time_and_becomes_active;
+                a_known_revision_keeps_its_time_and_becomes_active,
+                an_instance_is_listed_from_its_first_beat_until_it_leaves,
+                a_silent_instance_is_listed_for_a_day,
+                an_imported_run_is_as_it_was,
+                an_imported_job_is_claimed_when_it_is_due_with_what_it_lost,
+                an_import_leaves_what_is_there_alone,
+                tokens_grow_over_an_import;
             waking: a_wait_returns_at_once_when_a_job_is_ready,
                 a_wait_returns_after_its_longest_time,
                 a_commit_wakes_a_waiting_claimer,

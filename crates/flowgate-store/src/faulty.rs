@@ -9,13 +9,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, RunId};
 use flowgate_core::time::Timestamp;
 use parking_lot::Mutex;
 
 use crate::{
-    Claimant, CommitOutcome, LeaseRef, LogLine, NewLogLine, NewRevision, Queues, Renewal,
-    Retention, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision, Swept,
+    Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
+    NewRevision, Queues, Renewal, Retention, RunDetail, RunQuery, RunRow, Store, StoreCopy,
+    StoreError, StoredRevision, Swept,
 };
 
 /// The kinds of call that can be made to fail.
@@ -39,6 +40,10 @@ pub enum Call {
     RegisterFlow,
     /// [`Store::sweep`]
     Sweep,
+    /// [`Store::beat`] and [`Store::leave`]
+    Beat,
+    /// [`Store::import`]
+    Import,
 }
 
 /// How a call goes wrong.
@@ -199,16 +204,34 @@ impl Store for Faulty {
         self.pass(Call::Read, self.inner.read_events(run_id, after, limit)).await
     }
 
+    fn feeds(&self) -> u16 {
+        self.inner.feeds()
+    }
+
     async fn read_feed(
         &self,
+        feed: u16,
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
-        self.pass(Call::Read, self.inner.read_feed(after, limit)).await
+        self.pass(Call::Read, self.inner.read_feed(feed, after, limit)).await
+    }
+
+    async fn wait_feed(
+        &self,
+        feed: u16,
+        after: Position,
+        wait_max: Duration,
+    ) -> Result<(), StoreError> {
+        self.pass(Call::Read, self.inner.wait_feed(feed, after, wait_max)).await
     }
 
     async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
         self.pass(Call::Read, self.inner.list_runs(query)).await
+    }
+
+    async fn count_runs(&self, query: &RunQuery) -> Result<u64, StoreError> {
+        self.pass(Call::Read, self.inner.count_runs(query)).await
     }
 
     async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
@@ -234,5 +257,21 @@ impl Store for Faulty {
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {
         self.pass(Call::Sweep, self.inner.sweep(retention)).await
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<(), StoreError> {
+        self.pass(Call::Beat, self.inner.beat(beat)).await
+    }
+
+    async fn leave(&self, instance: &InstanceId) -> Result<(), StoreError> {
+        self.pass(Call::Beat, self.inner.leave(instance)).await
+    }
+
+    async fn list_instances(&self) -> Result<Vec<InstanceRow>, StoreError> {
+        self.pass(Call::Read, self.inner.list_instances()).await
+    }
+
+    async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError> {
+        self.pass(Call::Import, self.inner.import(copy)).await
     }
 }

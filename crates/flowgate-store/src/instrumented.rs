@@ -7,15 +7,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, RunId};
 use flowgate_core::time::Timestamp;
 use metrics::{counter, histogram};
 use tracing::Instrument;
 
 use crate::clock::Stopwatch;
 use crate::{
-    Claimant, CommitOutcome, LeaseRef, LogLine, NewLogLine, NewRevision, Queues, Refusal, Renewal,
-    Retention, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision, Swept,
+    Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
+    NewRevision, Queues, Refusal, Renewal, Retention, RunDetail, RunQuery, RunRow, Store,
+    StoreCopy, StoreError, StoredRevision, Swept,
 };
 
 /// A store that tells about its calls.
@@ -139,16 +140,34 @@ impl Store for Instrumented {
         self.tell("read_events", self.inner.read_events(run_id, after, limit)).await
     }
 
+    fn feeds(&self) -> u16 {
+        self.inner.feeds()
+    }
+
     async fn read_feed(
         &self,
+        feed: u16,
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
-        self.tell("read_feed", self.inner.read_feed(after, limit)).await
+        self.tell("read_feed", self.inner.read_feed(feed, after, limit)).await
+    }
+
+    async fn wait_feed(
+        &self,
+        feed: u16,
+        after: Position,
+        wait_max: Duration,
+    ) -> Result<(), StoreError> {
+        self.tell("wait_feed", self.inner.wait_feed(feed, after, wait_max)).await
     }
 
     async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
         self.tell("list_runs", self.inner.list_runs(query)).await
+    }
+
+    async fn count_runs(&self, query: &RunQuery) -> Result<u64, StoreError> {
+        self.tell("count_runs", self.inner.count_runs(query)).await
     }
 
     async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
@@ -174,5 +193,21 @@ impl Store for Instrumented {
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {
         self.tell("sweep", self.inner.sweep(retention)).await
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<(), StoreError> {
+        self.tell("beat", self.inner.beat(beat)).await
+    }
+
+    async fn leave(&self, instance: &InstanceId) -> Result<(), StoreError> {
+        self.tell("leave", self.inner.leave(instance)).await
+    }
+
+    async fn list_instances(&self) -> Result<Vec<InstanceRow>, StoreError> {
+        self.tell("list_instances", self.inner.list_instances()).await
+    }
+
+    async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError> {
+        self.tell("import", self.inner.import(copy)).await
     }
 }

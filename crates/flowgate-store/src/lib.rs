@@ -10,7 +10,7 @@
 //! - **S3** Of two commits on one version exactly one applies.
 //! - **S4** A commit whose reply was lost can be sent again: it is recognised as applied.
 //! - **S5** Event numbers are gapless per run; positions are in commit order, and a reader never
-//!   sees one appear behind it.
+//!   sees one appear behind it. A store may have several feeds; a run is in one of them.
 //! - **S6** Time is the store's time; no caller passes it in.
 //! - **S7** Calls take batches, and each commit has its own outcome.
 //! - **S8** A commit that makes a job due wakes a waiting claimer; losing every wake-up loses no
@@ -26,11 +26,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit, Job};
-use flowgate_core::event::StoredEvent;
+use flowgate_core::event::{LeaseStamp, StoredEvent};
 use flowgate_core::flow::FlowFile;
 use flowgate_core::ids::{InstanceId, JobId, LeaseToken, Position, Revision, RunId};
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
+use serde::{Deserialize, Serialize};
 
 pub mod clock;
 #[cfg(feature = "testing")]
@@ -38,6 +39,7 @@ pub mod conformance;
 mod error;
 #[cfg(feature = "testing")]
 pub mod faulty;
+mod instances;
 pub mod instrumented;
 pub mod memory;
 mod open;
@@ -53,7 +55,8 @@ pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
 /// A place where runs live.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Its kind, as in the first part of its URL: `memory`, `sqlite`.
+    /// Its kind, as in the first part of its URL: `memory`, `sqlite`, `redis`, `redis-cluster`,
+    /// `postgres`.
     fn kind(&self) -> &'static str;
 
     /// The time on its clock.
@@ -92,15 +95,32 @@ pub trait Store: fmt::Debug + Send + Sync {
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError>;
 
-    /// Events of all runs at positions over `after`, in commit order, at most `limit`.
+    /// How many feeds it has. All events of a run are in one of them.
+    fn feeds(&self) -> u16;
+
+    /// Events of the feed with this index at positions over `after`, in commit order, at most
+    /// `limit`.
     async fn read_feed(
         &self,
+        feed: u16,
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError>;
 
+    /// Returns when the feed with this index may hold an event over `after`, and after `wait_max`
+    /// at the latest.
+    async fn wait_feed(
+        &self,
+        feed: u16,
+        after: Position,
+        wait_max: Duration,
+    ) -> Result<(), StoreError>;
+
     /// Runs that match `query`, the latest started first, at most its limit.
     async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError>;
+
+    /// How many runs match `query`, its cursor and its limit aside.
+    async fn count_runs(&self, query: &RunQuery) -> Result<u64, StoreError>;
 
     /// Keeps log lines of steps. They belong to no commit, and their order per run is kept.
     async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError>;
@@ -121,6 +141,115 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Removes what is older than `retention`, a bounded share of it in one call.
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError>;
+
+    /// Notes that an instance is there. Instances that have been silent for a day are forgotten.
+    async fn beat(&self, beat: &Beat) -> Result<(), StoreError>;
+
+    /// Notes that an instance has ended.
+    async fn leave(&self, instance: &InstanceId) -> Result<(), StoreError>;
+
+    /// The instances that have not left, in the order of their first beats.
+    async fn list_instances(&self) -> Result<Vec<InstanceRow>, StoreError>;
+
+    /// Writes revisions and whole runs as another store had them. A revision or run that is there
+    /// already stays as it is.
+    ///
+    /// Tokens that are granted later are greater than those in the copy. Positions are this
+    /// store's own.
+    async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError>;
+}
+
+/// What an instance says of itself, again and again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Beat {
+    /// The instance.
+    pub instance: InstanceId,
+    /// Its process id on its host.
+    pub pid: u32,
+    /// The version of flowgate that it runs.
+    pub version: Arc<str>,
+    /// The queues that it serves; none if it serves all.
+    pub queues: Option<Vec<Arc<str>>>,
+    /// How many attempts it can execute at a time.
+    pub slots: u32,
+    /// How many it executes now.
+    pub running: u32,
+    /// What it is doing.
+    pub state: InstanceState,
+    /// How long it may be silent, in milliseconds, before something is wrong.
+    pub silent_ms_max: u64,
+}
+
+/// What an instance is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InstanceState {
+    /// It works.
+    Ready,
+    /// It finishes what it has and takes nothing new.
+    Stopping,
+}
+
+/// An instance as a store knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InstanceRow {
+    /// What it said last.
+    pub beat: Beat,
+    /// When it was first heard of.
+    pub started_at: Timestamp,
+    /// When it was last heard of.
+    pub seen_at: Timestamp,
+}
+
+/// Part of a store, to be written into another one.
+#[derive(Clone, Debug, Default)]
+pub struct StoreCopy {
+    /// Revisions, the first registered first.
+    pub revisions: Vec<StoredRevision>,
+    /// Runs, each whole.
+    pub runs: Vec<RunCopy>,
+}
+
+/// All of a run.
+#[derive(Clone, Debug)]
+pub struct RunCopy {
+    /// The run.
+    pub row: RunRow,
+    /// Its open jobs, none of them under a lease.
+    pub jobs: Vec<JobCopy>,
+    /// Its events in order, from the first; none if retention has removed them.
+    pub events: Vec<StoredEvent>,
+    /// Its log lines in order.
+    pub log_lines: Vec<LogLine>,
+}
+
+/// An open job that nobody holds.
+#[derive(Clone, Debug)]
+pub struct JobCopy {
+    /// The job.
+    pub job: Job,
+    /// When it is due.
+    pub due_at: Timestamp,
+    /// Leases that ended without a word and are not in the log yet.
+    pub lost: Vec<LeaseStamp>,
+}
+
+impl RunCopy {
+    /// The greatest token in it.
+    pub fn token_max(&self) -> LeaseToken {
+        let logged = self.events.iter().filter_map(|stored| stored.event.lease());
+        let lost = self.jobs.iter().flat_map(|job| &job.lost);
+        logged.chain(lost).map(|lease| lease.token).max().unwrap_or(LeaseToken(0))
+    }
+}
+
+/// What an import wrote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// Revisions that were not there before.
+    pub revisions: u64,
+    /// Runs that were not there before.
+    pub runs: u64,
 }
 
 /// Who claims, what, and for how long.
@@ -236,6 +365,8 @@ pub struct JobDetail {
     pub due_at: Timestamp,
     /// The lease that it is under, also one that has expired and that nobody has taken over.
     pub lease: Option<LeaseDetail>,
+    /// Leases before that one that ended without a word and are not in the log yet.
+    pub lost: Vec<LeaseStamp>,
 }
 
 /// A lease as a store knows it.
@@ -260,6 +391,8 @@ pub struct RunQuery {
     pub since: Option<Timestamp>,
     /// Only those started before this time.
     pub until: Option<Timestamp>,
+    /// Only those with all of these tags, each a name and a value.
+    pub tags: Vec<(Arc<str>, Arc<str>)>,
     /// Only those that come after this one in the listing.
     pub after: Option<RunCursor>,
     /// At most this many, and at most [`flowgate_core::limits::PAGE_MAX`].

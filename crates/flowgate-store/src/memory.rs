@@ -8,19 +8,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::{Event, StoredEvent};
-use flowgate_core::ids::{CommitId, Position, RunId};
+use flowgate_core::ids::{CommitId, InstanceId, Position, RunId};
 use flowgate_core::limits::{COMMIT_BATCH_MAX, LOG_LINES_MAX, PAGE_MAX};
 use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::instances::Instances;
 use crate::open::hash::IdMap;
-use crate::open::{OpenRuns, Taker, Verdict, Waiting, Written, check_shape};
+use crate::open::{OpenJob, OpenRun, OpenRuns, Taker, Verdict, Waiting, Written, check_shape};
 use crate::wait::{Ask, wait_due};
 use crate::{
-    Claimant, CommitOutcome, LeaseRef, LogLine, NewLogLine, NewRevision, Queues, Renewal,
-    Retention, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision, Swept,
+    Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
+    NewRevision, Queues, Renewal, Retention, RunCopy, RunDetail, RunQuery, RunRow, Store,
+    StoreCopy, StoreError, StoredRevision, Swept,
 };
 
 /// A store in memory. What it holds ends with it.
@@ -28,6 +31,9 @@ use crate::{
 pub struct MemoryStore {
     clock: Clock,
     state: Mutex<State>,
+    instances: Mutex<Instances>,
+    /// The last position; it changes with the state, under its lock.
+    feed_end: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -83,7 +89,12 @@ impl MemoryStore {
 
     /// An empty store on `clock`.
     pub fn with_clock(clock: Clock) -> Self {
-        Self { clock, state: Mutex::default() }
+        Self {
+            clock,
+            state: Mutex::default(),
+            instances: Mutex::default(),
+            feed_end: watch::Sender::default(),
+        }
     }
 
     /// Its clock.
@@ -122,7 +133,9 @@ impl Store for MemoryStore {
             Ok(()) => state.commit(commit, now, taker.as_mut()),
             Err(refusal) => CommitOutcome::Refused(refusal),
         });
-        Ok(outcomes.collect())
+        let outcomes = outcomes.collect();
+        self.feed_end.send_replace(state.position_last);
+        Ok(outcomes)
     }
 
     async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
@@ -167,33 +180,47 @@ impl Store for MemoryStore {
         Ok(events.skip_while(|event| event.seq <= after).take(limit).collect())
     }
 
+    fn feeds(&self) -> u16 {
+        1
+    }
+
     async fn read_feed(
         &self,
+        _feed: u16,
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
+        let after = after.minor;
         let state = self.state.lock();
         // The row that holds the next position may begin before it.
-        let first = state
-            .feed
-            .range(..=after.0.saturating_add(1))
-            .next_back()
-            .map_or(0, |(first, _)| *first);
+        let first =
+            state.feed.range(..=after.saturating_add(1)).next_back().map_or(0, |(first, _)| *first);
         let events = state.feed.range(first..).flat_map(|(_, row)| row.stored());
-        Ok(events.skip_while(|event| event.position <= after).take(limit).collect())
+        Ok(events.skip_while(|event| event.position.minor <= after).take(limit).collect())
+    }
+
+    async fn wait_feed(
+        &self,
+        _feed: u16,
+        after: Position,
+        wait_max: Duration,
+    ) -> Result<(), StoreError> {
+        let mut grown = self.feed_end.subscribe();
+        let grows = grown.wait_for(|end| *end > after.minor);
+        // At the latest time it does not matter whether it has grown.
+        drop(tokio::time::timeout(wait_max, grows).await);
+        Ok(())
     }
 
     async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
         let state = self.state.lock();
-        let until = (query.until.unwrap_or(Timestamp(i64::MAX)), RunId(uuid::Uuid::nil()));
-        let after = query.after.map_or(until, |cursor| (cursor.started_at, cursor.run_id));
-        let rows = state.listing.range(..until.min(after)).rev();
-        let rows = rows
-            .take_while(|(started_at, _)| query.since.is_none_or(|since| *started_at >= since))
-            .map(|(_, run_id)| &state.runs.0[run_id].row)
-            .filter(|row| query.flow.as_ref().is_none_or(|flow| *flow == row.run.flow))
-            .filter(|row| query.statuses.is_empty() || query.statuses.contains(&row.run.status));
-        Ok(rows.take(query.limit.min(PAGE_MAX)).cloned().collect())
+        Ok(state.listed(query).take(query.limit.min(PAGE_MAX)).cloned().collect())
+    }
+
+    async fn count_runs(&self, query: &RunQuery) -> Result<u64, StoreError> {
+        let query = RunQuery { after: None, ..query.clone() };
+        let count = self.state.lock().listed(&query).count();
+        Ok(u64::try_from(count).expect("runs fit in memory"))
     }
 
     async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
@@ -249,6 +276,27 @@ impl Store for MemoryStore {
         let mut state = self.state.lock();
         Ok(state.sweep(retention, self.clock.now()))
     }
+
+    async fn beat(&self, beat: &Beat) -> Result<(), StoreError> {
+        self.instances.lock().beat(beat, self.clock.now());
+        Ok(())
+    }
+
+    async fn leave(&self, instance: &InstanceId) -> Result<(), StoreError> {
+        self.instances.lock().leave(instance);
+        Ok(())
+    }
+
+    async fn list_instances(&self) -> Result<Vec<InstanceRow>, StoreError> {
+        Ok(self.instances.lock().list())
+    }
+
+    async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError> {
+        let mut state = self.state.lock();
+        let imported = state.import(copy, self.clock.now());
+        self.feed_end.send_replace(state.position_last);
+        Ok(imported)
+    }
 }
 
 impl Ask for MemoryStore {
@@ -258,6 +306,77 @@ impl Ask for MemoryStore {
 }
 
 impl State {
+    /// The runs that match `query`, latest first, without its limit.
+    fn listed<'a>(&'a self, query: &'a RunQuery) -> impl Iterator<Item = &'a RunRow> {
+        let until = (query.until.unwrap_or(Timestamp(i64::MAX)), RunId(uuid::Uuid::nil()));
+        let after = query.after.map_or(until, |cursor| (cursor.started_at, cursor.run_id));
+        let rows = self.listing.range(..until.min(after)).rev();
+        let has_tag = |row: &RunRow, name: &str, value: &str| {
+            row.run.tags.get(name).is_some_and(|tag| **tag == *value)
+        };
+        rows.take_while(|(started_at, _)| query.since.is_none_or(|since| *started_at >= since))
+            .map(|(_, run_id)| &self.runs.0[run_id].row)
+            .filter(|row| query.flow.as_ref().is_none_or(|flow| *flow == row.run.flow))
+            .filter(|row| query.statuses.is_empty() || query.statuses.contains(&row.run.status))
+            .filter(move |row| query.tags.iter().all(|(name, value)| has_tag(row, name, value)))
+    }
+
+    fn import(&mut self, copy: StoreCopy, now: Timestamp) -> Imported {
+        let mut imported = Imported::default();
+        for revision in copy.revisions {
+            let of_flow = self.revisions.entry(revision.revision.file.flow.clone()).or_default();
+            if of_flow.iter().any(|known| known.revision.revision == revision.revision.revision) {
+                continue;
+            }
+            let active = revision.active && !of_flow.iter().any(|known| known.active);
+            let at = of_flow.partition_point(|known| known.registered_at <= revision.registered_at);
+            of_flow.insert(at, StoredRevision { active, ..revision });
+            imported.revisions += 1;
+        }
+        for run in copy.runs {
+            if !self.runs.0.contains_key(&run.row.run.run_id) {
+                self.import_run(run, now);
+                imported.runs += 1;
+            }
+        }
+        imported
+    }
+
+    fn import_run(&mut self, copy: RunCopy, now: Timestamp) {
+        self.open.raise_tokens(copy.token_max());
+        let RunCopy { row, jobs, events, log_lines } = copy;
+        let run_id = row.run.run_id;
+        self.listing.insert((row.started_at, run_id));
+        if let Some(ended_at) = row.ended_at {
+            self.ended.insert(Ended { events_removed: row.events_removed, ended_at, run_id });
+        } else {
+            let open = OpenRun::new(Arc::clone(&row.run), row.started_at, row.updated_at);
+            let jobs = jobs.into_iter().map(|job| {
+                let mut open = OpenJob::new(job.job, job.due_at, 0);
+                open.lost = job.lost;
+                open
+            });
+            self.open.load(open, jobs.collect(), now);
+        }
+        let mut log = Vec::new();
+        for stored in events {
+            self.position_last += 1;
+            let row = Arc::new(LogRow {
+                position: self.position_last,
+                run_id,
+                seq: stored.seq,
+                // No commit has this id, so none is taken for one that was applied.
+                commit_id: CommitId(uuid::Uuid::nil()),
+                at: stored.at,
+                events: vec![stored.event],
+            });
+            self.feed.insert(row.position, Arc::clone(&row));
+            log.push(row);
+        }
+        let lines_counted = log_lines.last().map_or(0, |line| line.number);
+        self.runs.0.insert(run_id, KeptRun { row, log, lines: log_lines, lines_counted });
+    }
+
     fn commit(
         &mut self,
         commit: Commit,
@@ -402,7 +521,7 @@ impl KeptRun {
 impl LogRow {
     fn stored(&self) -> impl Iterator<Item = StoredEvent> {
         (0_u64..).zip(&self.events).map(|(offset, event)| StoredEvent {
-            position: Position(self.position + offset),
+            position: Position::counted(self.position + offset),
             run_id: self.run_id,
             seq: self.seq + offset,
             at: self.at,

@@ -145,6 +145,11 @@ impl OpenRuns {
         self.token_last
     }
 
+    /// Tokens that are granted from now on are greater than this one.
+    pub(crate) fn raise_tokens(&mut self, token: LeaseToken) {
+        self.token_last = self.token_last.max(token.0);
+    }
+
     /// The open run with this id.
     pub(crate) fn get(&self, run_id: RunId) -> Option<&OpenRun> {
         self.runs.get(&run_id)
@@ -492,6 +497,7 @@ impl OpenJob {
                 instance: lease.instance.clone(),
                 expires_at: lease.expires_at,
             }),
+            lost: self.lost.clone(),
         }
     }
 }

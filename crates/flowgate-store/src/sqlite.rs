@@ -21,27 +21,35 @@ use flowgate_core::ids::{InstanceId, Position, RunId};
 use flowgate_core::limits::COMMIT_BATCH_MAX;
 use flowgate_core::time::Timestamp;
 use parking_lot::RwLock;
+use tokio::sync::watch;
 
 use self::fault::closed;
-use self::file::Found;
+use self::file::{FORMAT_WITH_TAGS, Found};
 use self::read::Readers;
 use self::writer::{Writer, WriterHandle, Written};
 use crate::clock::Clock;
+use crate::instances::Instances;
 use crate::open::{OpenRun, Waiting};
 use crate::wait::{Ask, wait_due};
 use crate::{
-    Claimant, CommitOutcome, LeaseRef, LogLine, NewLogLine, NewRevision, Queues, Renewal,
-    Retention, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision, Swept,
+    Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
+    NewRevision, Queues, Renewal, Retention, RunCopy, RunDetail, RunQuery, RunRow, Store,
+    StoreCopy, StoreError, StoredRevision, Swept,
 };
 
 mod fault;
 mod file;
+mod import;
+mod listing;
 mod owner;
 mod payloads;
 mod read;
 mod rows;
 mod write;
 mod writer;
+
+/// How often a reader looks whether the feed has grown.
+const FEED_POLL: Duration = Duration::from_millis(100);
 
 /// A store in an SQLite file.
 #[derive(Debug)]
@@ -57,7 +65,10 @@ enum Access {
     /// This process owns the file; nothing once the store is closed.
     Owner(RwLock<Option<Owner>>),
     /// Another process may own it.
-    Reader,
+    Reader {
+        /// The form of its tables when it was opened.
+        format: u32,
+    },
 }
 
 #[derive(Debug)]
@@ -65,6 +76,7 @@ struct Owner {
     writer: Arc<WriterHandle>,
     thread: std::thread::JoinHandle<()>,
     written: Arc<Written>,
+    feed_end: watch::Receiver<u64>,
 }
 
 /// How much this owner has written.
@@ -117,11 +129,7 @@ impl SqliteStore {
     /// Opens the file as its owner, and makes it if there is none.
     pub async fn open(path: impl AsRef<Path>, options: SqliteOptions) -> Result<Self, StoreError> {
         let path = path.as_ref().to_owned();
-        let opened = tokio::task::spawn_blocking(move || Self::open_blocking(&path, options));
-        opened.await.map_err(|error| StoreError::Unavailable {
-            message: "opening the store did not end".to_owned(),
-            source: Some(Box::new(error)),
-        })?
+        blocking("opening the store", move || Self::open_blocking(&path, options)).await
     }
 
     fn open_blocking(path: &Path, options: SqliteOptions) -> Result<Self, StoreError> {
@@ -130,14 +138,15 @@ impl SqliteStore {
         let ownership = owner::take(&path, &owner, clock.now())?;
         let found = file::inspect(&path)?;
         let connection = file::open_for_writing(&path, found, synchronous)?;
-        let writer = Writer::new(connection, clock.clone())
+        let writer = Writer::new(connection, clock.clone(), ownership)
             .map_err(|fault| fault.into_error("reading the open runs"))?;
         let written = Arc::clone(&writer.written);
-        let (writer, thread) = WriterHandle::start(writer, ownership).map_err(|error| {
+        let feed_end = writer.feed_end.subscribe();
+        let (writer, thread) = WriterHandle::start(writer).map_err(|error| {
             let message = "starting the thread that writes".to_owned();
             StoreError::Unavailable { message, source: Some(Box::new(error)) }
         })?;
-        let owner = Owner { writer: Arc::new(writer), thread, written };
+        let owner = Owner { writer: Arc::new(writer), thread, written, feed_end };
         let readers = Readers::new(path.clone());
         Ok(Self { path, clock, readers, access: Access::Owner(RwLock::new(Some(owner))) })
     }
@@ -145,23 +154,25 @@ impl SqliteStore {
     /// Opens the file for reading only, also beside a process that owns it.
     pub async fn open_read_only(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         let path = path.as_ref().to_owned();
-        let found = tokio::task::spawn_blocking(move || {
+        let inspect = move || {
             let path = file::canonical(&path)?;
             file::inspect(&path).map(|found| (path, found))
-        });
-        let (path, found) = found.await.map_err(|error| StoreError::Unavailable {
-            message: "opening the store did not end".to_owned(),
-            source: Some(Box::new(error)),
-        })??;
-        match found {
-            Found::Ours => {}
+        };
+        let (path, found) = blocking("opening the store", inspect).await?;
+        let format = match found {
+            Found::Ours { format } => format,
             Found::Nothing => {
                 let message = format!("there is no store at {}", path.display());
                 return Err(StoreError::Unavailable { message, source: None });
             }
-        }
+        };
         let readers = Readers::new(path.clone());
-        Ok(Self { path, clock: Clock::wall(), readers, access: Access::Reader })
+        Ok(Self { path, clock: Clock::wall(), readers, access: Access::Reader { format } })
+    }
+
+    /// Who owns the file at `path`, in words; nobody if no process has it open to write.
+    pub fn owner_of(path: impl AsRef<Path>) -> Result<Option<String>, StoreError> {
+        owner::in_words(&file::canonical(path.as_ref())?)
     }
 
     /// Its file.
@@ -178,7 +189,7 @@ impl SqliteStore {
                     transactions: o.written.transactions.load(Ordering::Relaxed),
                 })
             }
-            Access::Reader => SqliteStats::default(),
+            Access::Reader { .. } => SqliteStats::default(),
         }
     }
 
@@ -201,7 +212,7 @@ impl SqliteStore {
     fn take_owner(&self) -> Option<Owner> {
         match &self.access {
             Access::Owner(owner) => owner.write().take(),
-            Access::Reader => None,
+            Access::Reader { .. } => None,
         }
     }
 
@@ -211,7 +222,58 @@ impl SqliteStore {
                 let owner = owner.read();
                 owner.as_ref().map(|owner| Arc::clone(&owner.writer)).ok_or_else(closed)
             }
-            Access::Reader => Err(StoreError::ReadOnly),
+            Access::Reader { .. } => Err(StoreError::ReadOnly),
+        }
+    }
+
+    /// Returns when there is an event over `after`.
+    async fn grown(&self, after: Position) -> Result<(), StoreError> {
+        let feed_end = match &self.access {
+            Access::Owner(owner) => {
+                Some(owner.read().as_ref().ok_or_else(closed)?.feed_end.clone())
+            }
+            Access::Reader { .. } => None,
+        };
+        if let Some(mut feed_end) = feed_end {
+            let grown = feed_end.wait_for(|end| Position::counted(*end) > after).await;
+            return grown.map(drop).map_err(|_| closed());
+        }
+        // Another process writes the file, and nothing tells us when.
+        while self.readers.read("reading the feed", read::feed_end).await? <= after {
+            tokio::time::sleep(FEED_POLL).await;
+        }
+        Ok(())
+    }
+
+    /// Changes what is known of instances, and tells other processes.
+    async fn note_instances(
+        &self,
+        change: impl FnOnce(&mut Instances, Timestamp) + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let work = move |writer: &mut Writer| {
+            change(&mut writer.instances, writer.clock.now());
+            if let Err(error) = writer.ownership.note(writer.instances.list()) {
+                tracing::warn!(%error, "other processes cannot see this instance");
+            }
+            Ok(())
+        };
+        self.writer()?.submit("noting an instance", 0, work).await
+    }
+
+    /// Refuses to look for tags in a file that an earlier flowgate wrote, and that only its owner
+    /// can bring up to date.
+    fn check_tags(&self, query: &RunQuery) -> Result<(), StoreError> {
+        match self.access {
+            Access::Reader { format } if format < FORMAT_WITH_TAGS && !query.tags.is_empty() => {
+                Err(StoreError::Incompatible {
+                    message: format!(
+                        "{} has format {format}, which knows no tags; \
+                         start `flowgate dev` of this version on it once",
+                        self.path.display()
+                    ),
+                })
+            }
+            Access::Reader { .. } | Access::Owner(_) => Ok(()),
         }
     }
 
@@ -233,6 +295,17 @@ impl SqliteStore {
         };
         self.readers.read("reading the inputs of jobs", fill).await
     }
+}
+
+/// What `work` gives, done where it may block.
+async fn blocking<T: Send + 'static>(
+    doing: &'static str,
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::task::spawn_blocking(work).await.map_err(|error| StoreError::Unavailable {
+        message: format!("{doing} did not end"),
+        source: Some(Box::new(error)),
+    })?
 }
 
 /// What tests of the file need.
@@ -367,17 +440,38 @@ impl Store for SqliteStore {
         self.readers.read("reading events", work).await
     }
 
+    fn feeds(&self) -> u16 {
+        1
+    }
+
     async fn read_feed(
         &self,
+        _feed: u16,
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
         self.readers.read("reading the feed", move |file| read::feed(file, after, limit)).await
     }
 
+    async fn wait_feed(
+        &self,
+        _feed: u16,
+        after: Position,
+        wait_max: Duration,
+    ) -> Result<(), StoreError> {
+        tokio::time::timeout(wait_max, self.grown(after)).await.unwrap_or(Ok(()))
+    }
+
     async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
+        self.check_tags(query)?;
         let query = query.clone();
-        self.readers.read("listing runs", move |file| read::list(file, &query)).await
+        self.readers.read("listing runs", move |file| listing::list(file, &query)).await
+    }
+
+    async fn count_runs(&self, query: &RunQuery) -> Result<u64, StoreError> {
+        self.check_tags(query)?;
+        let query = query.clone();
+        self.readers.read("counting runs", move |file| listing::count(file, &query)).await
     }
 
     async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
@@ -411,6 +505,36 @@ impl Store for SqliteStore {
         let retention = *retention;
         let work = move |writer: &mut Writer| writer.sweep(&retention);
         self.writer()?.submit("sweeping", retention.batch, work).await
+    }
+
+    async fn beat(&self, beat: &Beat) -> Result<(), StoreError> {
+        let beat = beat.clone();
+        self.note_instances(move |instances, now| instances.beat(&beat, now)).await
+    }
+
+    async fn leave(&self, instance: &InstanceId) -> Result<(), StoreError> {
+        let instance = instance.clone();
+        self.note_instances(move |instances, _| instances.leave(&instance)).await
+    }
+
+    async fn list_instances(&self) -> Result<Vec<InstanceRow>, StoreError> {
+        match &self.access {
+            Access::Owner(_) => {
+                let work = |writer: &mut Writer| Ok(writer.instances.list());
+                self.writer()?.submit("listing instances", 0, work).await
+            }
+            Access::Reader { .. } => {
+                let path = self.path.clone();
+                blocking("asking for the owner", move || owner::instances(&path)).await
+            }
+        }
+    }
+
+    async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError> {
+        let rows = |run: &RunCopy| 1 + run.events.len() + run.log_lines.len();
+        let weight = copy.revisions.len() + copy.runs.iter().map(rows).sum::<usize>();
+        let work = move |writer: &mut Writer| writer.import(copy);
+        self.writer()?.submit("importing", weight, work).await
     }
 }
 

@@ -1,5 +1,6 @@
 //! JSON from the command line: as it stands, from `@FILE`, or from stdin with `-`.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
@@ -51,8 +52,21 @@ fn read_bounded(flag: &str, from: &str, reader: impl Read) -> Result<String, Fai
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        Some(_) | None => Err(format!("`{text}` is not of the form NAME=VALUE")),
+        Some(_) | None => Err("write NAME=VALUE, such as customer=42".to_owned()),
     }
+}
+
+/// The tags of a command line, in which a name has one value.
+pub(crate) fn tags(pairs: &[(String, String)]) -> Result<BTreeMap<String, String>, Failure> {
+    let mut tags = BTreeMap::new();
+    for (name, value) in pairs {
+        if tags.insert(name.clone(), value.clone()).is_some_and(|before| before != *value) {
+            let message = format!("the tag `{name}` has two values");
+            let help = format!("write --tag {name}=VALUE once");
+            return Err(Failure::usage("tag_repeated", message).help(help).path("--tag"));
+        }
+    }
+    Ok(tags)
 }
 
 #[cfg(test)]
@@ -73,5 +87,13 @@ mod tests {
         assert_eq!(pair("a=b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
         assert!(pair("a").is_err());
         assert!(pair("=b").is_err());
+    }
+
+    #[test]
+    fn a_tag_has_one_value() {
+        let pairs =
+            |texts: &[&str]| texts.iter().map(|text| pair(text).unwrap()).collect::<Vec<_>>();
+        assert_eq!(tags(&pairs(&["a=1", "b=2", "a=1"])).unwrap().len(), 2);
+        assert_eq!(tags(&pairs(&["a=1", "a=2"])).unwrap_err().exit, Exit::Usage);
     }
 }

@@ -112,7 +112,7 @@ mod tests {
         let lease =
             LeaseStamp { attempt: 2, token: LeaseToken(5), instance: InstanceId("host-1".into()) };
         let stored = |event| StoredEvent {
-            position: Position(9),
+            position: Position::counted(9),
             run_id: RunId::derived("order", "7"),
             seq: 3,
             at: Timestamp(0),
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             started,
             json!({
-                "position": 9, "run": RunId::derived("order", "7"), "seq": 3,
+                "position": "9", "run": RunId::derived("order", "7"), "seq": 3,
                 "type": "step.started", "step": "charge", "attempt": 2, "token": 5,
                 "instance": "host-1", "flow": "order", "revision": "ab", "data": {},
                 "time": "1970-01-01T00:00:00.000Z",

@@ -1,14 +1,12 @@
 //! Opening the store that the settings name.
 
-use std::fs::{File, TryLockError};
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use flowgate_core::ids::InstanceId;
 use flowgate_core::view::Executor;
-use flowgate_store::{MemoryStore, SqliteOptions, SqliteStore, Store, StoreError};
+use flowgate_store::{MemoryStore, SqliteOptions, SqliteStore, Store};
 
 use crate::cmd::App;
 use crate::config::{StoreUrl, Synchronous};
@@ -16,9 +14,6 @@ use crate::failure::{Exit, Failure};
 
 /// The folder of the default store; what it holds belongs to this machine.
 const FOLDER: &str = ".flowgate";
-/// Tries to own a file: whoever asks who owns it holds its lock for a moment.
-const TRIES: u32 = 3;
-const TRY_AGAIN: Duration = Duration::from_millis(30);
 
 /// A store that this process owns.
 #[derive(Debug)]
@@ -70,16 +65,7 @@ pub(crate) async fn open_to_own(app: &App, owner: &InstanceId) -> Result<OwnStor
         },
         ..SqliteOptions::new(owner.clone())
     };
-    let mut tries = 1;
-    let file = loop {
-        match SqliteStore::open(path, options.clone()).await {
-            Err(StoreError::Owned { .. }) if tries < TRIES => {
-                tries += 1;
-                tokio::time::sleep(TRY_AGAIN).await;
-            }
-            opened => break Arc::new(opened?),
-        }
-    };
+    let file = Arc::new(SqliteStore::open(path, options).await?);
     Ok(OwnStore { store: Arc::clone(&file) as Arc<dyn Store>, file: Some(file) })
 }
 
@@ -120,20 +106,9 @@ pub(crate) fn canonical(path: &Path) -> PathBuf {
 /// Who executes the jobs of the store: whoever holds its lock.
 pub(crate) fn executor(app: &App) -> Executor {
     let StoreUrl::Sqlite(path) = &app.config.store else { return Executor::Unknown };
-    let mut lock = canonical(path).into_os_string();
-    lock.push(".lock");
-    let mut file = match File::open(lock) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Executor::Nobody,
-        Err(_) => return Executor::Unknown,
-    };
-    match file.try_lock_shared() {
-        Ok(()) => Executor::Nobody,
-        Err(TryLockError::WouldBlock) => {
-            let mut owner = String::new();
-            let read = file.by_ref().take(1_000).read_to_string(&mut owner);
-            Executor::Known(if read.is_ok() { owner } else { "another process".to_owned() })
-        }
-        Err(TryLockError::Error(_)) => Executor::Unknown,
+    match SqliteStore::owner_of(path) {
+        Ok(None) => Executor::Nobody,
+        Ok(Some(owner)) => Executor::Known(owner),
+        Err(_) => Executor::Unknown,
     }
 }

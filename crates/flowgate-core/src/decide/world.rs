@@ -99,7 +99,7 @@ impl World {
         for event in &commit.events {
             let seq = u64::try_from(self.log.len()).unwrap() + 1;
             self.log.push(StoredEvent {
-                position: Position(seq),
+                position: Position::counted(seq),
                 run_id: RUN,
                 seq,
                 at: Timestamp(0),

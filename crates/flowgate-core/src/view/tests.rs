@@ -52,7 +52,8 @@ impl Play {
         for event in commit.events {
             let seq = self.events.len() as u64 + 1;
             let run_id = commit.run_id;
-            let stored = StoredEvent { position: Position(seq), run_id, seq, at: NOW, event };
+            let stored =
+                StoredEvent { position: Position::counted(seq), run_id, seq, at: NOW, event };
             self.events.push(stored);
         }
         let at = |due: Due| match due {

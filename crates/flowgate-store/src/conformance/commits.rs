@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flowgate_core::decide::Report;
 use flowgate_core::event::Event;
-use flowgate_core::ids::{Position, RunId};
+use flowgate_core::ids::RunId;
 use flowgate_core::limits::COMMIT_BYTES_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
@@ -63,10 +63,10 @@ pub async fn a_refused_commit_writes_nothing(harness: &mut impl Harness) {
     let stale = world.succeed(&flow, &claimed);
     world.apply(world.begin(&flow, &claimed)).await;
     let before = (world.run(run_id).await, world.events(run_id).await);
-    let feed = world.store().read_feed(Position(0), 100).await.unwrap();
+    let feed = world.feed(before.1.len()).await;
     assert_eq!(world.refused(stale).await, Refusal::RunVersion);
     assert_eq!((world.run(run_id).await, world.events(run_id).await), before);
-    assert_eq!(world.store().read_feed(Position(0), 100).await.unwrap(), feed);
+    assert_eq!(world.feed(feed.len()).await, feed);
     assert!(world.claim(10).await.is_empty(), "the refused commit made no job due");
 }
 
@@ -216,7 +216,7 @@ pub async fn a_resent_commit_hands_off_only_what_is_still_leased(harness: &mut i
     world.apply(world.succeed(&flow, &first[0])).await;
     let again = world.apply_and_take(commit.clone(), 4).await;
     assert_eq!(again.len(), 3, "one is settled");
-    world.harness.advance(super::world::LEASE);
+    world.harness.advance(super::world::LEASE).await;
     assert_eq!(world.claim(1).await.len(), 1);
     assert!(world.apply_and_take(commit, 4).await.is_empty(), "the leases have expired");
 }
@@ -353,7 +353,7 @@ pub async fn a_cancelled_run_fences_its_attempts(harness: &mut impl Harness) {
     let renewals = world.store().renew(&[lease_of(&claimed)], super::world::LEASE).await;
     assert_eq!(renewals.unwrap(), [Renewal::Lost]);
     assert_eq!(world.refused(late).await, Refusal::RunVersion);
-    world.harness.advance(super::world::LEASE);
+    world.harness.advance(super::world::LEASE).await;
     assert!(world.claim(10).await.is_empty(), "its job does not come back");
 }
 

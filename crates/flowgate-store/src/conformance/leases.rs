@@ -34,7 +34,7 @@ pub async fn a_claim_counts_an_attempt(harness: &mut impl Harness) {
     for attempt in 1..=3 {
         let claimed = world.claim_one().await;
         assert_eq!(claimed.job.attempt, attempt);
-        world.harness.advance(LEASE);
+        world.harness.advance(LEASE).await;
     }
 }
 
@@ -54,7 +54,7 @@ pub async fn claims_take_the_longest_due_first(harness: &mut impl Harness) {
     let mut started = Vec::new();
     for _ in 0..20 {
         started.push(world.started(&single("one"), "1").await);
-        world.harness.advance(MOMENT);
+        world.harness.advance(MOMENT).await;
     }
     let mut claimed = Vec::new();
     for slots in [1, 2, 7, 10] {
@@ -95,7 +95,7 @@ pub async fn a_claim_over_several_queues_merges_them_by_due_time(harness: &mut i
     let mut started = Vec::new();
     for queue in ["a", "b", "c", "c", "b", "a", "a", "b"] {
         started.push(world.started(&queued(queue), "1").await);
-        world.harness.advance(MOMENT);
+        world.harness.advance(MOMENT).await;
     }
     let mut claimed = world.claim(3).await;
     claimed.extend(world.claim(10).await);
@@ -126,7 +126,7 @@ pub async fn tokens_only_grow(harness: &mut impl Harness) {
     let flow = chain();
     world.started(&flow, "1").await;
     let first = world.claim_one().await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let second = world.claim_one().await;
     let handed_off = world.apply_and_take(world.succeed(&flow, &second), 1).await;
     assert!(first.token < second.token);
@@ -137,7 +137,7 @@ pub async fn tokens_grow_over_a_reopen(harness: &mut impl Harness) {
     let mut world = World::new(harness);
     let mut last = world.started_and_claimed(&chain()).await.token;
     for _ in 0..3 {
-        if !world.reopen().await {
+        if !world.reopen_and_lose_leases().await {
             return;
         }
         let next = world.claim_one().await.token;
@@ -150,7 +150,7 @@ pub async fn an_expired_lease_cannot_settle_even_before_another_claim(harness: &
     let world = World::new(harness);
     let flow = chain();
     let claimed = world.started_and_claimed(&flow).await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let late = world.succeed(&flow, &claimed);
     assert_eq!(world.refused(late).await, Refusal::LeaseLost(claimed.job.job_id));
     assert_eq!(world.claim(10).await.len(), 1, "the job is due again");
@@ -160,7 +160,7 @@ pub async fn a_lost_lease_cannot_settle(harness: &mut impl Harness) {
     let world = World::new(harness);
     let flow = chain();
     let slow = world.started_and_claimed(&flow).await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let fast = world.claim_one().await;
     let late = world.succeed(&flow, &slow);
     assert_eq!(world.refused(late).await, Refusal::LeaseLost(slow.job.job_id));
@@ -193,7 +193,7 @@ pub async fn a_renewed_lease_outlives_its_first_span(harness: &mut impl Harness)
     let flow = chain();
     let claimed = world.started_and_claimed(&flow).await;
     for _ in 0..5 {
-        world.harness.advance(LEASE * 2 / 3);
+        world.harness.advance(LEASE * 2 / 3).await;
         let renewals = world.store().renew(&[lease_of(&claimed)], LEASE).await.unwrap();
         let now = world.store().now().await.unwrap();
         let Renewal::Held(expires_at) = renewals[0] else { panic!("the lease was lost") };
@@ -208,17 +208,17 @@ pub async fn a_renewed_lease_outlives_its_first_span(harness: &mut impl Harness)
 pub async fn a_renewed_lease_still_ends(harness: &mut impl Harness) {
     let world = World::new(harness);
     let claimed = world.started_and_claimed(&chain()).await;
-    world.harness.advance(LEASE / 2);
+    world.harness.advance(LEASE / 2).await;
     let renewals = world.store().renew(&[lease_of(&claimed)], LEASE).await.unwrap();
     assert!(matches!(renewals[0], Renewal::Held(_)));
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     assert_eq!(world.claim_one().await.lost.len(), 1);
 }
 
 pub async fn an_expired_lease_cannot_be_renewed(harness: &mut impl Harness) {
     let world = World::new(harness);
     let claimed = world.started_and_claimed(&chain()).await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let renewals = world.store().renew(&[lease_of(&claimed)], LEASE).await.unwrap();
     assert_eq!(renewals, [Renewal::Lost]);
 }
@@ -245,7 +245,7 @@ pub async fn every_lost_lease_is_told_in_order(harness: &mut impl Harness) {
         let claimed = world.claim_one().await;
         assert_eq!(claimed.lost, expected);
         expected.push(claimed.stamp(&world.instance));
-        world.harness.advance(LEASE);
+        world.harness.advance(LEASE).await;
     }
 }
 
@@ -253,7 +253,7 @@ pub async fn a_commit_under_a_later_lease_settles_what_was_lost(harness: &mut im
     let world = World::new(harness);
     let flow = chain();
     let first = world.started_and_claimed(&flow).await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let second = world.claim_one().await;
     world.apply(world.begin(&flow, &second)).await;
     let events = world.events(first.job.job_id.run_id).await;
@@ -261,7 +261,7 @@ pub async fn a_commit_under_a_later_lease_settles_what_was_lost(harness: &mut im
         events.iter().filter(|e| matches!(e.event, Event::StepLost { .. })).collect();
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].event.lease(), Some(&first.stamp(&world.instance)));
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let third = world.claim_one().await;
     assert_eq!(third.lost, [second.stamp(&world.instance)], "the first is in the log");
 }
@@ -270,7 +270,7 @@ pub async fn leases_of_an_owner_that_is_gone_are_lost_at_once(harness: &mut impl
     let mut world = World::new(harness);
     let flow = chain();
     let claimed = world.started_and_claimed(&flow).await;
-    if world.reopen().await {
+    if !world.harness.is_shared() && world.reopen().await {
         let late = world.succeed(&flow, &claimed);
         assert_eq!(world.refused(late).await, Refusal::LeaseLost(claimed.job.job_id));
         assert!(world.run(claimed.job.job_id.run_id).await.jobs[0].lease.is_none());
@@ -280,12 +280,28 @@ pub async fn leases_of_an_owner_that_is_gone_are_lost_at_once(harness: &mut impl
     }
 }
 
+pub async fn a_lease_in_a_shared_store_outlives_the_connection(harness: &mut impl Harness) {
+    let mut world = World::new(harness);
+    let flow = chain();
+    let claimed = world.started_and_claimed(&flow).await;
+    if world.harness.is_shared() && world.reopen().await {
+        assert!(world.claim(10).await.is_empty(), "nobody infers a death from a start");
+        assert_eq!(world.run(claimed.job.job_id.run_id).await.jobs[0].lost, []);
+        world.apply(world.succeed(&flow, &claimed)).await;
+    }
+}
+
 pub async fn lost_leases_survive_a_reopen(harness: &mut impl Harness) {
     let mut world = World::new(harness);
-    let mut expected = vec![world.started_and_claimed(&chain()).await.stamp(&world.instance)];
-    world.harness.advance(LEASE);
+    let first = world.started_and_claimed(&chain()).await;
+    let mut expected = vec![first.stamp(&world.instance)];
+    world.harness.advance(LEASE).await;
     expected.push(world.claim_one().await.stamp(&world.instance));
-    if world.reopen().await && world.reopen().await {
+    if world.reopen_and_lose_leases().await && world.reopen().await {
+        let shown = world.run(first.job.job_id.run_id).await.jobs[0].clone();
+        let last = shown.lease.map(|lease| lease.token);
+        let told = shown.lost.iter().map(|lost| lost.token).chain(last).collect::<Vec<_>>();
+        assert_eq!(told, expected.iter().map(|lost| lost.token).collect::<Vec<_>>());
         assert_eq!(world.claim_one().await.lost, expected);
     }
 }
@@ -298,9 +314,9 @@ pub async fn a_postponed_job_is_due_later_and_keeps_its_inputs(harness: &mut imp
     assert!(world.claim(10).await.is_empty());
     let job = &world.run(first.job.job_id.run_id).await.jobs[0];
     assert_eq!((job.job.attempt, &job.lease), (1, &None));
-    world.harness.advance(Duration::from_secs(9));
+    world.harness.advance(Duration::from_secs(9)).await;
     assert!(world.claim(10).await.is_empty());
-    world.harness.advance(Duration::from_secs(1));
+    world.harness.advance(Duration::from_secs(1)).await;
     let second = world.claim_one().await;
     assert_eq!((second.job.attempt, second.lost.len()), (2, 0));
     assert_eq!((&second.job.inputs, &second.job.queue), (&first.job.inputs, &first.job.queue));
@@ -325,9 +341,9 @@ pub async fn a_delayed_job_is_not_claimed_early(harness: &mut impl Harness) {
     let flow = nap();
     let claimed = world.started_and_claimed(&flow).await;
     world.apply(world.succeed(&flow, &claimed)).await;
-    world.harness.advance(Duration::from_secs(3_599));
+    world.harness.advance(Duration::from_secs(3_599)).await;
     assert!(world.claim(10).await.is_empty());
-    world.harness.advance(Duration::from_secs(1));
+    world.harness.advance(Duration::from_secs(1)).await;
     assert_eq!(world.claim_one().await.job.kind, JobKind::Timer);
 }
 
@@ -340,7 +356,7 @@ pub async fn a_delayed_job_survives_a_reopen(harness: &mut impl Harness) {
     if world.reopen().await {
         assert_eq!(world.run(claimed.job.job_id.run_id).await.jobs[0].due_at, due_at);
         assert!(world.claim(10).await.is_empty());
-        world.harness.advance(Duration::from_hours(1));
+        world.harness.advance(Duration::from_hours(1)).await;
         assert_eq!(world.claim_one().await.job.kind, JobKind::Timer);
     }
 }
@@ -402,7 +418,7 @@ pub async fn a_handed_off_lease_expires_like_any_other(harness: &mut impl Harnes
     let world = World::new(harness);
     let flow = chain();
     let taken = world.apply_and_take(world.start(&flow, "1"), 1).await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     let late = world.succeed(&flow, &taken[0]);
     assert_eq!(world.refused(late).await, Refusal::LeaseLost(taken[0].job.job_id));
     let again = world.claim_one().await;

@@ -28,7 +28,7 @@ pub async fn runs_are_listed_latest_first(harness: &mut impl Harness) {
     let mut started = Vec::new();
     for _ in 0..5 {
         started.push(world.started(&chain(), "1").await);
-        world.harness.advance(Duration::from_millis(5));
+        world.harness.advance(Duration::from_millis(5)).await;
     }
     started.reverse();
     assert_eq!(ids(&world.list(&query()).await), started);
@@ -42,7 +42,7 @@ pub async fn a_listing_shows_where_each_run_stands(harness: &mut impl Harness) {
     let world = World::new(harness);
     let flow = single("one");
     let run_id = world.started(&flow, "1").await;
-    world.harness.advance(Duration::from_secs(1));
+    world.harness.advance(Duration::from_secs(1)).await;
     let row = world.list(&query()).await.remove(0);
     assert_eq!(row, world.run(run_id).await.row);
     assert_eq!((row.ended_at, row.events_removed), (None, false));
@@ -89,7 +89,7 @@ pub async fn runs_are_listed_by_the_time_of_their_start(harness: &mut impl Harne
     for _ in 0..4 {
         let run_id = world.started(&chain(), "1").await;
         rows.push(world.run(run_id).await.row);
-        world.harness.advance(Duration::from_secs(1));
+        world.harness.advance(Duration::from_secs(1)).await;
     }
     let check = async |since: Option<usize>, until: Option<usize>, expected: &[usize]| {
         let at = |index: Option<usize>| index.map(|at| rows[at].started_at);
@@ -101,6 +101,63 @@ pub async fn runs_are_listed_by_the_time_of_their_start(harness: &mut impl Harne
     check(None, Some(2), &[1, 0]).await;
     check(Some(1), Some(3), &[2, 1]).await;
     check(Some(3), Some(1), &[]).await;
+}
+
+pub async fn runs_are_listed_by_their_tags(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = single("one");
+    let mut started = Vec::new();
+    for tags in [&[("team", "a"), ("tier", "gold")][..], &[("team", "b")], &[("team", "a")], &[]] {
+        let commit = world.start_tagged(&flow, tags);
+        started.push(commit.run_id);
+        world.apply(commit).await;
+        world.harness.advance(Duration::from_millis(5)).await;
+    }
+    let check = async |tags: &[(&str, &str)], expected: &[usize]| {
+        let tags = tags.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let query = RunQuery { tags, ..query() };
+        let expected: Vec<_> = expected.iter().map(|at| started[*at]).collect();
+        assert_eq!(ids(&world.list(&query).await), expected);
+        assert_eq!(world.store().count_runs(&query).await.unwrap(), expected.len() as u64);
+    };
+    check(&[("team", "a")], &[2, 0]).await;
+    check(&[("team", "a"), ("tier", "gold")], &[0]).await;
+    check(&[("team", "b"), ("tier", "gold")], &[]).await;
+    check(&[("team", "A")], &[]).await;
+    check(&[("tea", "m=a")], &[]).await;
+    world.finish(&flow, started[0]).await;
+    check(&[("tier", "gold")], &[0]).await;
+}
+
+pub async fn runs_are_counted_as_they_are_listed(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let (one, other) = (single("one"), single("other"));
+    for at in 0..30 {
+        let flow = if at % 3 == 0 { &other } else { &one };
+        let run_id = world.started(flow, "1").await;
+        if at % 2 == 0 {
+            world.finish(flow, run_id).await;
+        }
+        world.harness.advance(Duration::from_millis(5)).await;
+    }
+    let middle = world.list(&query()).await[14].started_at;
+    let (completed, running) = (vec![RunStatus::Completed], vec![RunStatus::Running]);
+    let flow = Some("other".into());
+    for query in [
+        query(),
+        RunQuery { statuses: completed.clone(), ..query() },
+        RunQuery { statuses: vec![RunStatus::Failed, RunStatus::Running], ..query() },
+        RunQuery { flow: flow.clone(), ..query() },
+        RunQuery { flow: flow.clone(), statuses: running, ..query() },
+        RunQuery { since: Some(middle), ..query() },
+        RunQuery { until: Some(middle), statuses: completed, flow, ..query() },
+        RunQuery { flow: Some("nobody".into()), ..query() },
+    ] {
+        let listed = world.list(&query).await.len() as u64;
+        assert_eq!(world.store().count_runs(&query).await.unwrap(), listed, "{query:?}");
+        let small = RunQuery { limit: 1, ..query.clone() };
+        assert_eq!(world.store().count_runs(&small).await.unwrap(), listed, "pages do not count");
+    }
 }
 
 pub async fn pages_of_runs_started_at_the_same_time_miss_none(harness: &mut impl Harness) {
@@ -136,7 +193,7 @@ pub async fn pages_cover_ten_thousand_runs_once_while_runs_are_added(harness: &m
         for outcome in world.store().commit(batch, None).await.unwrap() {
             applied(outcome);
         }
-        world.harness.advance(Duration::from_millis(1));
+        world.harness.advance(Duration::from_millis(1)).await;
     }
     let mut seen = Vec::new();
     let mut page = RunQuery { limit: 900, ..query() };
@@ -145,7 +202,7 @@ pub async fn pages_cover_ten_thousand_runs_once_while_runs_are_added(harness: &m
         let Some(last) = rows.last() else { break };
         page.after = Some(cursor(last));
         seen.extend(ids(&rows));
-        world.harness.advance(Duration::from_millis(1));
+        world.harness.advance(Duration::from_millis(1)).await;
         world.started(&flow, "2").await;
     }
     assert_eq!(seen.len(), 10_000, "a run that is added comes before the pages to come");

@@ -1,12 +1,14 @@
 //! S5: events by number and by position, and the payloads that they hold.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use flowgate_core::event::Event;
-use flowgate_core::ids::Position;
+use flowgate_core::event::{Event, StoredEvent};
+use flowgate_core::ids::{Position, RunId};
 use flowgate_core::run::Run;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::Harness;
 use super::world::{World, chain, join, rescued, single};
@@ -53,63 +55,125 @@ pub async fn folding_the_log_gives_the_record(harness: &mut impl Harness) {
     }
 }
 
-pub async fn the_feed_is_in_commit_order_without_gaps(harness: &mut impl Harness) {
+pub async fn each_feed_is_in_commit_order(harness: &mut impl Harness) {
     let world = World::new(harness);
     let flow = chain();
-    let mut expected = Vec::new();
+    let mut started = Vec::new();
     for _ in 0..3 {
         let claimed = world.started_and_claimed(&flow).await;
         world.apply(world.begin(&flow, &claimed)).await;
-        expected.push(claimed.job.job_id.run_id);
+        started.push(claimed.job.job_id.run_id);
     }
-    let feed = world.store().read_feed(Position(0), 1_000).await.unwrap();
-    let positions: Vec<u64> = feed.iter().map(|event| event.position.0).collect();
-    assert_eq!(positions, (1..=feed.len() as u64).collect::<Vec<_>>());
-    let mut run_ids: Vec<_> = feed.iter().map(|event| event.run_id).collect();
-    run_ids.dedup();
-    assert_eq!(run_ids, expected);
-    for event in &feed {
-        let alone = world.store().read_events(event.run_id, event.seq - 1, 1).await.unwrap();
-        assert_eq!(alone, std::slice::from_ref(event), "both ways of reading agree");
+    for feed in world.feeds(9).await {
+        assert!(feed.is_sorted_by(|one, next| one.position < next.position));
+        let mut run_ids: Vec<_> = feed.iter().map(|event| event.run_id).collect();
+        run_ids.dedup();
+        let expected: Vec<_> =
+            started.iter().copied().filter(|run_id| run_ids.contains(run_id)).collect();
+        assert_eq!(run_ids, expected);
+        for event in &feed {
+            let alone = world.store().read_events(event.run_id, event.seq - 1, 1).await.unwrap();
+            assert_eq!(alone, std::slice::from_ref(event), "both ways of reading agree");
+        }
+    }
+}
+
+pub async fn a_run_is_in_one_feed(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = single("one");
+    let mut count = 0;
+    for _ in 0..20 {
+        let run_id = world.started(&flow, "1").await;
+        world.finish(&flow, run_id).await;
+        count += world.events(run_id).await.len();
+    }
+    let feeds = world.feeds(count).await;
+    let of = |feed: &Vec<StoredEvent>| feed.iter().map(|e| e.run_id).collect::<BTreeSet<_>>();
+    let runs: Vec<BTreeSet<RunId>> = feeds.iter().map(of).collect();
+    assert_eq!(runs.iter().map(BTreeSet::len).sum::<usize>(), 20);
+    for feed in feeds {
+        for run_id in of(&feed) {
+            let seqs = feed.iter().filter(|e| e.run_id == run_id).map(|e| e.seq);
+            assert!(seqs.eq(1..=world.run(run_id).await.row.run.version));
+        }
     }
 }
 
 pub async fn the_feed_is_read_in_pages_that_begin_anywhere(harness: &mut impl Harness) {
     let world = World::new(harness);
     let flow = chain();
+    let mut count = 0;
     for _ in 0..3 {
         let run_id = world.started(&flow, "1").await;
         world.finish(&flow, run_id).await;
+        count += world.events(run_id).await.len();
     }
-    let all = world.store().read_feed(Position(0), 1_000).await.unwrap();
-    for after in 0..=all.len() {
-        let page = world.store().read_feed(Position(after as u64), PAGE).await.unwrap();
-        let expected: Vec<_> = all.iter().skip(after).take(PAGE).cloned().collect();
-        assert_eq!(page, expected, "after {after}");
+    for (index, all) in (0..).zip(world.feeds(count).await) {
+        let positions = all.iter().map(|event| event.position);
+        for (skipped, after) in std::iter::once(Position::START).chain(positions).enumerate() {
+            let page = world.store().read_feed(index, after, PAGE).await.unwrap();
+            let expected: Vec<_> = all.iter().skip(skipped).take(PAGE).cloned().collect();
+            assert_eq!(page, expected, "after {after}");
+        }
     }
 }
 
+pub async fn a_commit_wakes_a_reader_of_the_feed(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let run_id = world.started(&single("one"), "1").await;
+    let feeds = world.feeds(2).await;
+    let (index, feed) = (0..).zip(&feeds).find(|(_, feed)| !feed.is_empty()).unwrap();
+    let (store, after) = (world.store(), feed[1].position);
+    let mut waits = JoinSet::new();
+    waits.spawn(async move {
+        while store.read_feed(index, after, 10).await.unwrap().is_empty() {
+            store.wait_feed(index, after, Duration::from_hours(1)).await.unwrap();
+        }
+    });
+    let claimed = world.claim_one().await;
+    assert_eq!(claimed.job.job_id.run_id, run_id);
+    world.apply(world.begin(&single("one"), &claimed)).await;
+    let ended = timeout(Duration::from_secs(20), waits.join_next()).await.expect("it is woken");
+    ended.expect("there is one reader").expect("it ends well");
+}
+
+pub async fn a_wait_for_a_feed_that_has_grown_ends_at_once(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    world.started(&single("one"), "1").await;
+    let feeds = world.feeds(2).await;
+    let (index, feed) = (0..).zip(&feeds).find(|(_, feed)| !feed.is_empty()).unwrap();
+    let store = world.store();
+    for after in [Position::START, feed[0].position] {
+        let wait = store.wait_feed(index, after, Duration::from_hours(1));
+        timeout(Duration::from_secs(20), wait).await.expect("there is something").unwrap();
+    }
+}
+
+pub async fn a_wait_for_the_feed_ends_after_its_longest_time(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let store = world.store();
+    let wait = store.wait_feed(0, Position::START, Duration::from_millis(30));
+    timeout(Duration::from_secs(20), wait).await.expect("it ends by itself").unwrap();
+}
+
 pub async fn the_feed_never_grows_behind_a_reader(harness: &mut impl Harness) {
+    const COUNT: usize = 16 * 20 * 2;
     let world = World::new(harness);
     let flow = Arc::new(single("one"));
-    let ends = Arc::new(AtomicBool::new(false));
     let mut readers = JoinSet::new();
     for _ in 0..2 {
-        let (store, ends) = (world.store(), Arc::clone(&ends));
+        let store = world.store();
         readers.spawn(async move {
-            let mut seen = Vec::new();
-            loop {
-                let is_last = ends.load(Ordering::SeqCst);
-                let after = seen.last().map_or(Position(0), |(position, _, _)| *position);
-                let page = store.read_feed(after, PAGE).await.unwrap();
-                if page.is_empty() && is_last {
-                    return seen;
+            let mut feeds = vec![Vec::new(); usize::from(store.feeds())];
+            while feeds.iter().map(Vec::len).sum::<usize>() < COUNT {
+                for (index, seen) in (0..).zip(&mut feeds) {
+                    let after = seen.last().map_or(Position::START, |(position, _, _)| *position);
+                    let page = store.read_feed(index, after, PAGE).await.unwrap();
+                    seen.extend(page.into_iter().map(|e| (e.position, e.run_id, e.seq)));
                 }
-                seen.extend(
-                    page.into_iter().map(|event| (event.position, event.run_id, event.seq)),
-                );
                 tokio::task::yield_now().await;
             }
+            feeds
         });
     }
     let mut writers = JoinSet::new();
@@ -126,11 +190,12 @@ pub async fn the_feed_never_grows_behind_a_reader(harness: &mut impl Harness) {
         });
     }
     writers.join_all().await;
-    ends.store(true, Ordering::SeqCst);
-    let all = world.store().read_feed(Position(0), 10_000).await.unwrap();
-    let all: Vec<_> = all.into_iter().map(|e| (e.position, e.run_id, e.seq)).collect();
-    assert_eq!(all.len(), 16 * 20 * 2);
-    for seen in readers.join_all().await {
+    let all = world.feeds(COUNT).await;
+    let shown = |event: StoredEvent| (event.position, event.run_id, event.seq);
+    let all: Vec<Vec<_>> =
+        all.into_iter().map(|feed| feed.into_iter().map(shown).collect()).collect();
+    let seen = timeout(Duration::from_mins(1), readers.join_all()).await;
+    for seen in seen.expect("a reader that follows misses nothing") {
         assert_eq!(seen, all, "a reader that follows sees what is there in the end");
     }
 }
@@ -139,13 +204,12 @@ pub async fn the_log_and_its_positions_survive_a_reopen(harness: &mut impl Harne
     let mut world = World::new(harness);
     let flow = chain();
     let run_id = world.started(&flow, "1").await;
-    let before = world.store().read_feed(Position(0), 100).await.unwrap();
+    let before = world.feed(2).await;
     if world.reopen().await {
         world.finish(&flow, run_id).await;
-        let after = world.store().read_feed(Position(0), 100).await.unwrap();
+        let after = world.feed(world.events(run_id).await.len()).await;
         assert_eq!(after[..before.len()], before);
-        let positions: Vec<u64> = after.iter().map(|event| event.position.0).collect();
-        assert_eq!(positions, (1..=after.len() as u64).collect::<Vec<_>>());
+        assert!(after.is_sorted_by(|one, next| one.position < next.position));
     }
 }
 
@@ -221,18 +285,13 @@ pub async fn the_payload_of_a_failed_step_is_its_error(harness: &mut impl Harnes
 pub async fn a_write_is_seen_by_the_next_read(harness: &mut impl Harness) {
     let world = World::new(harness);
     let flow = single("one");
-    let mut position = Position(0);
     for count in 1..=50 {
         let run_id = world.started(&flow, "1").await;
         assert_eq!(world.run(run_id).await.row.run.version, 2);
         assert_eq!(world.events(run_id).await.len(), 2);
-        let feed = world.store().read_feed(position, 100).await.unwrap();
-        assert_eq!(feed.len(), 2);
-        position = feed[1].position;
         let claimed = world.claim_one().await;
         world.apply(world.succeed(&flow, &claimed)).await;
         assert!(world.run(run_id).await.row.ended_at.is_some());
-        position = world.store().read_feed(position, 100).await.unwrap().last().unwrap().position;
         let query = RunQuery { limit: 1_000, ..RunQuery::default() };
         assert_eq!(world.list(&query).await.len(), count);
     }
@@ -241,10 +300,10 @@ pub async fn a_write_is_seen_by_the_next_read(harness: &mut impl Harness) {
 pub async fn events_carry_the_stores_time(harness: &mut impl Harness) {
     let world = World::new(harness);
     let before = world.store().now().await.unwrap();
-    world.harness.advance(std::time::Duration::from_hours(1));
+    world.harness.advance(Duration::from_hours(1)).await;
     let run_id = world.started(&single("one"), "1").await;
     let after = world.store().now().await.unwrap();
-    assert!(after.since(before) >= std::time::Duration::from_hours(1));
+    assert!(after.since(before) >= Duration::from_hours(1));
     let events = world.events(run_id).await;
     let in_time = |at| at > before && at <= after;
     assert!(events.iter().all(|event| in_time(event.at)));

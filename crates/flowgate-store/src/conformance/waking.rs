@@ -88,7 +88,7 @@ pub async fn a_wait_ends_when_a_delayed_job_is_due(harness: &mut impl Harness) {
     let claimed = world.started_and_claimed(&flow).await;
     let waits = waiting(world.store(), Queues::All).await;
     world.apply(world.succeed(&flow, &claimed)).await;
-    world.harness.advance(Duration::from_hours(1));
+    world.harness.advance(Duration::from_hours(1)).await;
     ends_soon(waits).await;
     assert_eq!(world.claim(10).await.len(), 1);
 }
@@ -99,7 +99,7 @@ pub async fn a_wait_that_began_before_a_delayed_job_ends_when_it_is_due(
     let world = World::new(harness);
     let waits = waiting(world.store(), Queues::All).await;
     world.started(&later(), "1").await;
-    world.harness.advance(Duration::from_hours(1));
+    world.harness.advance(Duration::from_hours(1)).await;
     ends_soon(waits).await;
     assert_eq!(world.claim(10).await.len(), 1);
 }
@@ -110,7 +110,7 @@ pub async fn a_wait_ends_when_a_lease_expires(harness: &mut impl Harness) {
     drop(waits);
     world.started_and_claimed(&single("one")).await;
     let waits = waiting(world.store(), Queues::All).await;
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     ends_soon(waits).await;
     assert_eq!(world.claim(10).await.len(), 1);
 }
@@ -120,7 +120,7 @@ pub async fn a_wait_that_began_before_a_lease_ends_when_it_expires(harness: &mut
     let waits = waiting(world.store(), Queues::All).await;
     let taken = world.apply_and_take(world.start(&single("one"), "1"), 1).await;
     assert_eq!(taken.len(), 1);
-    world.harness.advance(LEASE);
+    world.harness.advance(LEASE).await;
     ends_soon(waits).await;
 }
 

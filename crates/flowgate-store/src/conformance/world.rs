@@ -8,7 +8,7 @@ use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::decide::{self, Attempt, Outcome, Output, Report, Start};
 use flowgate_core::event::{ErrorKind, StepError, StoredEvent};
 use flowgate_core::flow::Flow;
-use flowgate_core::ids::{CommitIds, InstanceId, RunId};
+use flowgate_core::ids::{CommitIds, InstanceId, Position, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use serde_json::json;
@@ -54,6 +54,39 @@ impl<'h, H: Harness> World<'h, H> {
         self.reopen().await;
     }
 
+    /// The same, and every lease of before is over, one way or the other.
+    pub async fn reopen_and_lose_leases(&mut self) -> bool {
+        if self.harness.is_shared() {
+            self.harness.advance(LEASE).await;
+        }
+        self.reopen().await
+    }
+
+    /// All feeds from their starts, one after another, once they hold `count` events. What was
+    /// committed last may take a moment to be there.
+    pub async fn feed(&self, count: usize) -> Vec<StoredEvent> {
+        self.feeds(count).await.into_iter().flatten().collect()
+    }
+
+    /// The same, each feed by itself.
+    pub async fn feeds(&self, count: usize) -> Vec<Vec<StoredEvent>> {
+        let store = self.store();
+        let mut feeds = vec![Vec::<StoredEvent>::new(); usize::from(store.feeds())];
+        for _ in 0..1_000 {
+            for (index, feed) in (0..).zip(&mut feeds) {
+                let after = feed.last().map_or(Position::START, |event| event.position);
+                feed.extend(store.read_feed(index, after, 100_000).await.expect("reading"));
+            }
+            let found: usize = feeds.iter().map(Vec::len).sum();
+            if found >= count {
+                assert_eq!(found, count, "the feeds hold more than was written");
+                return feeds;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the feeds never held {count} events");
+    }
+
     /// A commit that starts a run.
     pub fn start(&self, flow: &Flow, input: &str) -> Commit {
         self.start_as(flow, RunId(Uuid::now_v7()), input)
@@ -63,6 +96,14 @@ impl<'h, H: Harness> World<'h, H> {
     pub fn start_as(&self, flow: &Flow, run_id: RunId, input: &str) -> Commit {
         let input = Payload::parse(input).expect("the case wrote JSON");
         let start = Start { run_id, input, key: None, tags: BTreeMap::new() };
+        decide::start(flow, &start, self.ids.next())
+    }
+
+    /// A commit that starts a run with these tags.
+    pub fn start_tagged(&self, flow: &Flow, tags: &[(&str, &str)]) -> Commit {
+        let input = Payload::parse("1").expect("this is JSON");
+        let tags = tags.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        let start = Start { run_id: RunId(Uuid::now_v7()), input, key: None, tags };
         decide::start(flow, &start, self.ids.next())
     }
 

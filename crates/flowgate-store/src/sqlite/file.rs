@@ -14,7 +14,9 @@ use super::fault::Fault;
 use crate::StoreError;
 
 /// The form of the tables; a file with a greater number was written by a newer flowgate.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
+/// The first form with a table of tags.
+pub(super) const FORMAT_WITH_TAGS: u32 = 2;
 /// In the header of every file of ours: `flow` in ASCII.
 const APPLICATION_ID: u32 = 0x666c_6f77;
 /// How long a connection waits for another one's lock.
@@ -40,7 +42,10 @@ pub(super) enum Found {
     /// Nothing, or an empty file.
     Nothing,
     /// A file of ours.
-    Ours,
+    Ours {
+        /// The form of its tables.
+        format: u32,
+    },
 }
 
 /// The one name of the file at `path`, so that two names cannot mean two locks.
@@ -93,12 +98,11 @@ pub(super) fn inspect(path: &Path) -> Result<Found, StoreError> {
         );
         return Err(StoreError::Corrupt { message, source: None });
     }
-    check_format(path)?;
-    Ok(Found::Ours)
+    Ok(Found::Ours { format: check_format(path)? })
 }
 
 /// Refuses the file of a newer flowgate, by a connection that cannot write.
-fn check_format(path: &Path) -> Result<(), StoreError> {
+fn check_format(path: &Path) -> Result<u32, StoreError> {
     let format = open_for_reading(path)
         .and_then(|connection| Ok(connection.query_row("PRAGMA user_version", [], |r| r.get(0))?))
         .map_err(|fault: Fault| fault.into_error("opening the store"))?;
@@ -112,7 +116,7 @@ fn check_format(path: &Path) -> Result<(), StoreError> {
             ),
         });
     }
-    Ok(())
+    Ok(format)
 }
 
 /// The connection that writes, to a file with all tables.
@@ -196,4 +200,12 @@ fn unavailable(path: &Path, error: std::io::Error) -> StoreError {
         message: format!("opening {}: {error}", path.display()),
         source: Some(Box::new(error)),
     }
+}
+
+/// Empty tables, for tests of statements.
+#[cfg(test)]
+pub(super) fn migrated_in_memory() -> Connection {
+    let mut connection = Connection::open_in_memory().expect("opening");
+    migrations::migrations::runner().run(&mut connection).expect("migrating");
+    connection
 }

@@ -7,22 +7,16 @@ use flowgate_core::commit::Claimed;
 use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::flow::FlowFile;
 use flowgate_core::ids::{Position, Revision, RunId};
-use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
-use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
 use parking_lot::Mutex;
-use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Params, Row, params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
 use super::fault::{Fault, closed};
 use super::file::open_for_reading;
-use super::rows::{LOG_COLUMNS, LogRow, RUN_COLUMNS, read_detail, read_row, to_integer, to_number};
-use crate::{
-    LogLevel, LogLine, NewLogLine, NewRevision, RunDetail, RunQuery, RunRow, StoreError,
-    StoredRevision,
-};
+use super::rows::{LOG_COLUMNS, LogRow, RUN_COLUMNS, read_detail, to_integer, to_number};
+use crate::{LogLevel, LogLine, NewLogLine, NewRevision, RunDetail, StoreError, StoredRevision};
 
 /// Connections that read at the same time.
 const READERS_MAX: usize = 4;
@@ -107,8 +101,15 @@ pub(super) fn feed(
         "SELECT {LOG_COLUMNS} FROM log WHERE position >= ifnull(\
          (SELECT max(position) FROM log WHERE position <= ?1), 0) ORDER BY position"
     );
-    let next = to_integer(after.0.saturating_add(1));
+    let next = to_integer(after.minor.saturating_add(1));
     expand(connection, &sql, [next], |event| event.position > after, limit)
+}
+
+/// The position of the last event that is kept.
+pub(super) fn feed_end(connection: &Connection) -> Result<Position, Fault> {
+    let sql = "SELECT position + count - 1 FROM log ORDER BY position DESC LIMIT 1";
+    let end = connection.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()?;
+    Ok(end.map_or(Position::START, |end| Position::counted(to_number(end))))
 }
 
 fn expand(
@@ -149,51 +150,6 @@ pub(super) fn with_inputs(
         claimed.inputs.push(payload);
     }
     Ok(Some(claimed))
-}
-
-/// Runs that match `query`, the latest first.
-pub(super) fn list(connection: &Connection, query: &RunQuery) -> Result<Vec<RunRow>, Fault> {
-    let mut values: Vec<Value> = Vec::new();
-    let mut bind = |value: Value| {
-        values.push(value);
-        format!("?{}", values.len())
-    };
-    let mut filter = String::new();
-    let mut and = |condition: String| filter = format!("{filter} AND {condition}");
-    if let Some(flow) = &query.flow {
-        and(format!("flow = {}", bind(Value::Text(flow.to_string()))));
-    }
-    if let Some(since) = query.since {
-        and(format!("started_at >= {}", bind(Value::Integer(since.0))));
-    }
-    if let Some(until) = query.until {
-        and(format!("started_at < {}", bind(Value::Integer(until.0))));
-    }
-    if let Some(after) = query.after {
-        let started_at = bind(Value::Integer(after.started_at.0));
-        let run_id = bind(Value::Blob(after.run_id.0.as_bytes().to_vec()));
-        and(format!("(started_at, run_id) < ({started_at}, {run_id})"));
-    }
-    let limit = bind(Value::Integer(to_integer(query.limit.min(PAGE_MAX) as u64)));
-    let order = format!("ORDER BY started_at DESC, run_id DESC LIMIT {limit}");
-    // One arm for each status: then an index gives every arm in order, and none is sorted.
-    let statuses = match (&query.flow, query.statuses.as_slice()) {
-        (None, []) => vec![None],
-        (Some(_), []) => RunStatus::ALL.map(Some).to_vec(),
-        (_, statuses) => statuses.iter().copied().map(Some).collect(),
-    };
-    let arms = statuses.into_iter().map(|status| {
-        let by = status.map_or("TRUE".to_owned(), |s| format!("status = '{}'", s.as_str()));
-        format!("SELECT * FROM (SELECT {RUN_COLUMNS}, run_id FROM runs WHERE {by}{filter} {order})")
-    });
-    let sql = format!("{} {order}", arms.collect::<Vec<_>>().join(" UNION ALL "));
-    let mut statement = connection.prepare_cached(&sql)?;
-    let mut rows = statement.query(params_from_iter(values))?;
-    let mut list = Vec::new();
-    while let Some(row) = rows.next()? {
-        list.push(read_row(row)?);
-    }
-    Ok(list)
 }
 
 /// The log lines of a run.
@@ -237,7 +193,8 @@ pub(super) fn revisions(
 ) -> Result<Vec<StoredRevision>, Fault> {
     let mut statement = connection.prepare_cached(
         "SELECT revision, file, folder, registered_at, active FROM revisions \
-         WHERE ?1 IS NULL OR flow = ?1 ORDER BY flow, revision_number DESC",
+         WHERE ?1 IS NULL OR flow = ?1 \
+         ORDER BY flow, registered_at DESC, revision_number DESC",
     )?;
     let mut rows = statement.query([flow])?;
     let mut list = Vec::new();

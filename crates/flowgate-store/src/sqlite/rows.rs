@@ -158,7 +158,7 @@ impl LogRow {
     pub(super) fn stored(self) -> impl Iterator<Item = StoredEvent> {
         let Self { position, run_id, seq, at, events } = self;
         (0_u64..).zip(events).map(move |(offset, event)| StoredEvent {
-            position: Position(position + offset),
+            position: Position::counted(position + offset),
             run_id,
             seq: seq + offset,
             at,

@@ -7,6 +7,7 @@ use flowgate_core::limits::LOG_LINES_MAX;
 use flowgate_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::fault::Fault;
@@ -15,10 +16,15 @@ use super::read;
 use super::rows::{Encoded, commit_id, encode_jobs, to_integer, to_number};
 use super::writer::{Kept, Writer};
 use crate::open::{Taker, Verdict, Written};
-use crate::{Claimant, CommitOutcome, NewLogLine, NewRevision, Refusal, Retention, Swept};
+use crate::{Claimant, CommitOutcome, NewLogLine, NewRevision, Refusal, Retention, RunRow, Swept};
 
 /// Pages that a sweep gives back to the file system at most.
 const PAGES_FREED_MAX: u32 = 2_000;
+
+/// Removes the tags of a run by their exact keys.
+const REMOVE_TAGS: &str = "DELETE FROM tags WHERE (name, value, started_at, run_id) IN \
+     (SELECT tag.key, tag.value, runs.started_at, runs.run_id \
+     FROM runs, json_each(runs.record, '$.tags') AS tag WHERE runs.run_number = ?1)";
 
 /// What the file says, for a verdict.
 struct FileWritten<'a>(&'a Connection);
@@ -33,6 +39,19 @@ impl Written for FileWritten<'_> {
     fn commit_at(&self, run_id: RunId, seq: u64) -> Result<Option<CommitId>, Fault> {
         Ok(read::commit_at(self.0, run_id, seq)?.map(commit_id))
     }
+}
+
+/// A row of the log to write.
+#[derive(Debug)]
+pub(super) struct NewLogRow<'a> {
+    pub(super) run_id: RunId,
+    /// The number of its first event.
+    pub(super) seq: u64,
+    pub(super) count: u64,
+    pub(super) commit_id: CommitId,
+    pub(super) at: Timestamp,
+    /// The events as a JSON array.
+    pub(super) events: &'a str,
 }
 
 impl Writer {
@@ -81,34 +100,68 @@ impl Writer {
 
     fn write_log(&mut self, encoded: &Encoded, now: Timestamp) -> Result<(), Fault> {
         let commit = &encoded.commit;
-        let count = u64::try_from(commit.events.len()).expect("events fit in memory");
+        self.write_events(&NewLogRow {
+            run_id: commit.run_id,
+            seq: commit.version_before() + 1,
+            count: u64::try_from(commit.events.len()).expect("events fit in memory"),
+            commit_id: commit.commit_id,
+            at: now,
+            events: &encoded.events,
+        })
+    }
+
+    /// Writes a row of the log at the next positions.
+    pub(super) fn write_events(&mut self, row: &NewLogRow<'_>) -> Result<(), Fault> {
         let position = self.position_last + 1;
-        self.position_last += count;
+        self.position_last += row.count;
         let mut statement = self.transaction()?.prepare_cached(
             "INSERT INTO log (position, run_id, seq, count, commit_id, at, format, events) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
         )?;
         statement.execute(params![
             to_integer(position),
-            commit.run_id.0.as_bytes(),
-            to_integer(commit.version_before() + 1),
-            to_integer(count),
-            commit.commit_id.0.as_bytes(),
-            now.0,
+            row.run_id.0.as_bytes(),
+            to_integer(row.seq),
+            to_integer(row.count),
+            row.commit_id.0.as_bytes(),
+            row.at.0,
             FORMAT,
-            encoded.events,
+            row.events,
         ])?;
         Ok(())
     }
 
     fn insert_run(&mut self, encoded: &Encoded, now: Timestamp) -> Result<(), Fault> {
         let run = &encoded.commit.record;
+        let ended_at = run.status.is_terminal().then_some(now);
+        let row = RunRow {
+            run: Arc::clone(run),
+            started_at: now,
+            updated_at: now,
+            ended_at,
+            events_removed: false,
+        };
+        let run_number = self.write_run(&row, &encoded.record, 0)?;
+        if ended_at.is_none() {
+            self.kept.insert(run.run_id, Kept { run_number, payloads: Payloads::new() });
+        }
+        Ok(())
+    }
+
+    /// Writes a run that is not in the file, and returns its number.
+    pub(super) fn write_run(
+        &mut self,
+        row: &RunRow,
+        record: &str,
+        log_lines: u64,
+    ) -> Result<i64, Fault> {
+        let run = &row.run;
         let jobs = self.jobs_of(run.run_id);
-        let ended_at = run.status.is_terminal().then_some(now.0);
         let connection = self.transaction()?;
         let mut statement = connection.prepare_cached(
             "INSERT INTO runs (run_id, flow, revision, status, version, started_at, updated_at, \
-             ended_at, key, record, jobs) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7, ?8, ?9, ?10)",
+             ended_at, key, events_removed, log_lines, record, jobs) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
         )?;
         statement.execute(params![
             run.run_id.0.as_bytes(),
@@ -116,18 +169,26 @@ impl Writer {
             &*run.revision.0,
             run.status.as_str(),
             to_integer(run.version),
-            now.0,
-            ended_at,
+            row.started_at.0,
+            row.updated_at.0,
+            row.ended_at.map(|at| at.0),
             run.key.as_deref(),
-            encoded.record,
+            row.events_removed,
+            to_integer(log_lines),
+            record,
             jobs,
         ])?;
-        if ended_at.is_none() {
-            let run_number = connection.last_insert_rowid();
-            drop(statement);
-            self.kept.insert(run.run_id, Kept { run_number, payloads: Payloads::new() });
+        let run_number = connection.last_insert_rowid();
+        for (name, value) in &run.tags {
+            let sql = "INSERT INTO tags (name, value, started_at, run_id) VALUES (?1, ?2, ?3, ?4)";
+            connection.prepare_cached(sql)?.execute(params![
+                &**name,
+                &**value,
+                row.started_at.0,
+                run.run_id.0.as_bytes()
+            ])?;
         }
-        Ok(())
+        Ok(run_number)
     }
 
     fn update_run(
@@ -226,20 +287,8 @@ impl Writer {
         let counted: Option<i64> =
             statement.query_row([run_id.0.as_bytes()], |row| row.get(0)).optional()?;
         let Some(counted) = counted.map(to_number) else { return Ok(()) };
-        let mut insert = connection.prepare_cached(
-            "INSERT INTO log_lines (run_id, number, at, step, attempt, level, text) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        )?;
         for (number, line) in (counted + 1..=LOG_LINES_MAX).zip(lines) {
-            insert.execute(params![
-                run_id.0.as_bytes(),
-                to_integer(number),
-                now.0,
-                &*line.step,
-                line.attempt,
-                line.level.as_str(),
-                line.text,
-            ])?;
+            write_line(connection, number, now, line)?;
         }
         let counted = counted + u64::try_from(lines.len()).expect("lines fit in memory");
         connection
@@ -303,8 +352,10 @@ impl Writer {
         let ended = self.ended(true, now.minus(retention.runs), left)?;
         swept.runs = u64::try_from(ended.len()).expect("a batch fits in memory");
         for (run_number, _) in &ended {
+            let connection = self.transaction()?;
+            connection.prepare_cached(REMOVE_TAGS)?.execute([run_number])?;
             let sql = "DELETE FROM runs WHERE run_number = ?1";
-            self.transaction()?.prepare_cached(sql)?.execute([run_number])?;
+            connection.prepare_cached(sql)?.execute([run_number])?;
         }
         swept.more = left == ended.len();
         if swept.logs + swept.runs > 0 {
@@ -330,6 +381,29 @@ impl Writer {
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
+}
+
+/// Writes a log line.
+pub(super) fn write_line(
+    connection: &Connection,
+    number: u64,
+    at: Timestamp,
+    line: &NewLogLine,
+) -> Result<(), Fault> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO log_lines (run_id, number, at, step, attempt, level, text) \
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+    )?;
+    insert.execute(params![
+        line.run_id.0.as_bytes(),
+        to_integer(number),
+        at.0,
+        &*line.step,
+        line.attempt,
+        line.level.as_str(),
+        line.text,
+    ])?;
+    Ok(())
 }
 
 /// Gives free pages back to the file system, a bounded number.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use flowgate_core::ids::RunId;
 use flowgate_core::time::Timestamp;
 use rusqlite::Connection;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::fault::{Fault, closed};
 use super::owner::Ownership;
@@ -29,6 +29,7 @@ use super::payloads::Payloads;
 use super::rows::{RUN_COLUMNS, read_open, to_integer, to_number};
 use crate::StoreError;
 use crate::clock::Clock;
+use crate::instances::Instances;
 use crate::open::hash::IdMap;
 use crate::open::{OpenJob, OpenRuns};
 
@@ -80,6 +81,11 @@ pub(super) struct Writer {
     epoch: u64,
     is_in_transaction: bool,
     pub(super) written: Arc<Written>,
+    /// The last position that is durable.
+    pub(super) feed_end: watch::Sender<u64>,
+    pub(super) instances: Instances,
+    /// The last field: the file is given up when nothing of ours has it open any more.
+    pub(super) ownership: Ownership,
 }
 
 /// An open run as the writer keeps it.
@@ -92,14 +98,11 @@ pub(super) struct Kept {
 
 impl WriterHandle {
     /// Starts the thread. It ends when the handle is dropped or told to.
-    pub(super) fn start(
-        writer: Writer,
-        ownership: Ownership,
-    ) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
+    pub(super) fn start(writer: Writer) -> std::io::Result<(Self, std::thread::JoinHandle<()>)> {
         let (requests, queue) = mpsc::channel(REQUESTS_MAX);
         let thread = std::thread::Builder::new()
             .name("flowgate-sqlite".to_owned())
-            .spawn(move || run(writer, queue, ownership))?;
+            .spawn(move || run(writer, queue))?;
         Ok((Self { requests }, thread))
     }
 
@@ -128,7 +131,7 @@ impl WriterHandle {
     }
 }
 
-fn run(mut writer: Writer, mut queue: mpsc::Receiver<Request>, ownership: Ownership) {
+fn run(mut writer: Writer, mut queue: mpsc::Receiver<Request>) {
     let mut unsound = None;
     while let Some(first) = queue.blocking_recv() {
         let mut weight = first.weight;
@@ -157,13 +160,15 @@ fn run(mut writer: Writer, mut queue: mpsc::Receiver<Request>, ownership: Owners
     if let Err(error) = checkpoint {
         tracing::debug!(%error, "the last checkpoint failed");
     }
-    drop(writer);
-    drop(ownership);
 }
 
 impl Writer {
     /// Reads the open runs; leases of earlier owners are void.
-    pub(super) fn new(connection: Connection, clock: Clock) -> Result<Self, Fault> {
+    pub(super) fn new(
+        connection: Connection,
+        clock: Clock,
+        ownership: Ownership,
+    ) -> Result<Self, Fault> {
         let epoch: i64 =
             connection
                 .query_row("SELECT value FROM meta WHERE name = 'epoch'", [], |r| r.get(0))?;
@@ -177,9 +182,13 @@ impl Writer {
             epoch: to_number(epoch) + 1,
             is_in_transaction: false,
             written: Arc::default(),
+            feed_end: watch::Sender::default(),
+            instances: Instances::default(),
+            ownership,
         };
         writer.load(None)?;
         writer.write_epoch()?;
+        writer.feed_end.send_replace(writer.position_last);
         Ok(writer)
     }
 
@@ -217,6 +226,9 @@ impl Writer {
         self.connection.prepare_cached("COMMIT")?.execute([])?;
         self.is_in_transaction = false;
         self.written.transactions.fetch_add(1, Ordering::Relaxed);
+        let position_last = self.position_last;
+        self.feed_end
+            .send_if_modified(|end| std::mem::replace(end, position_last) != position_last);
         Ok(())
     }
 

@@ -37,7 +37,7 @@ impl Harness for MemoryHarness {
         Arc::clone(&self.store)
     }
 
-    fn advance(&self, span: Duration) {
+    async fn advance(&self, span: Duration) {
         self.clock.advance(span);
     }
 
@@ -85,7 +85,7 @@ impl Harness for SqliteHarness {
         if self.is_instrumented { Arc::new(Instrumented::new(sqlite)) } else { sqlite }
     }
 
-    fn advance(&self, span: Duration) {
+    async fn advance(&self, span: Duration) {
         self.clock.advance(span);
     }
 

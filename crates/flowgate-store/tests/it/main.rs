@@ -1,5 +1,6 @@
 //! The suite on every store, what only the embedded store promises, and both against each other.
 
+mod beside;
 mod harness;
 mod model;
 mod sqlite;

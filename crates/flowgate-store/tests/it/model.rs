@@ -132,7 +132,7 @@ impl<H: Harness> Side<'_, H> {
                 Gave::Held(matches!(renewal, Renewal::Held(_)))
             }
             Call::Advance { part } => {
-                self.world.harness.advance(LEASE.mul_f64(0.3) * *part);
+                self.world.harness.advance(LEASE.mul_f64(0.3) * *part).await;
                 Gave::Nothing
             }
             Call::Resend { .. } | Call::Reopen => Gave::Nothing,
@@ -171,7 +171,8 @@ impl<H: Harness> Side<'_, H> {
     }
 
     async fn log(&self) -> Vec<(Position, RunId, u64, Timestamp, &'static str)> {
-        let feed = self.world.store().read_feed(Position(0), 100_000).await.expect("reading");
+        let feed =
+            self.world.store().read_feed(0, Position::START, 100_000).await.expect("reading");
         let shown = |event: StoredEvent| {
             (event.position, event.run_id, event.seq, event.at, event.event.kind())
         };
@@ -196,12 +197,12 @@ async fn check(program: Vec<Call>) {
     let mut run_ids = Vec::new();
     for (number, call) in program.iter().enumerate() {
         let run_id = RunId::derived("model", &number.to_string());
-        one.world.harness.advance(Duration::from_millis(100));
-        other.world.harness.advance(Duration::from_millis(100));
+        one.world.harness.advance(Duration::from_millis(100)).await;
+        other.world.harness.advance(Duration::from_millis(100)).await;
         if let Call::Reopen = call {
             // A reopen ends all leases; on the other side time does.
-            one.world.harness.advance(LEASE * 2);
-            other.world.harness.advance(LEASE * 2);
+            one.world.harness.advance(LEASE * 2).await;
+            other.world.harness.advance(LEASE * 2).await;
             assert!(other.world.reopen().await);
             continue;
         }
@@ -213,8 +214,8 @@ async fn check(program: Vec<Call>) {
         }
         assert_eq!(one.log().await, other.log().await, "after call {number}");
     }
-    one.world.harness.advance(LEASE * 2);
-    other.world.harness.advance(LEASE * 2);
+    one.world.harness.advance(LEASE * 2).await;
+    other.world.harness.advance(LEASE * 2).await;
     other.world.reopen().await;
     for run_id in run_ids {
         let (left, right) = (one.stands(run_id).await, other.stands(run_id).await);

@@ -5,11 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::ids::Position;
+use flowgate_core::event::LeaseStamp;
+use flowgate_core::ids::{LeaseToken, Position, RunId};
 use flowgate_core::run::RunStatus;
+use flowgate_core::time::Timestamp;
 use flowgate_store::conformance::Harness;
 use flowgate_store::conformance::world::{World, applied, chain, nothing, single};
-use flowgate_store::{Clock, Retention, RunQuery, SqliteStore, Store, StoreError};
+use flowgate_store::{
+    Clock, JobCopy, Retention, RunCopy, RunQuery, SqliteStore, Store, StoreCopy, StoreError,
+};
 use rusqlite::Connection;
 
 use crate::harness::{SqliteHarness, options};
@@ -53,7 +57,7 @@ async fn a_reader_beside_an_owner_sees_its_writes_and_writes_nothing() {
         assert_eq!(seen, world.run(claimed.job.job_id.run_id).await);
         let query = RunQuery { limit: 10, ..RunQuery::default() };
         assert_eq!(reader.list_runs(&query).await.unwrap().len(), count);
-        assert_eq!(reader.read_feed(Position(0), 100).await.unwrap().len(), count * 2);
+        assert_eq!(reader.read_feed(0, Position::START, 100).await.unwrap().len(), count * 2);
     }
     let is_read_only = |error: StoreError| matches!(error, StoreError::ReadOnly);
     let claimant = world.claimant(1);
@@ -147,9 +151,9 @@ async fn a_file_of_a_newer_flowgate_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = closed_store(folder.path()).await;
     let newer = Connection::open(&path).unwrap();
-    newer.pragma_update(None, "user_version", 2).unwrap();
+    newer.pragma_update(None, "user_version", 3).unwrap();
     drop(newer);
-    refused(&path, "format 2, and this flowgate knows formats up to 1").await;
+    refused(&path, "format 3, and this flowgate knows formats up to 2").await;
 }
 
 #[tokio::test]
@@ -202,8 +206,8 @@ async fn a_full_disk_is_told_and_recovers_by_itself() {
     sqlite.limit_pages(None).await.unwrap();
     world.apply(commit).await;
     assert_eq!(world.claim_one().await.inputs[0].get(), large);
-    let feed = world.store().read_feed(Position(0), 100).await.unwrap();
-    let positions: Vec<u64> = feed.iter().map(|event| event.position.0).collect();
+    let feed = world.store().read_feed(0, Position::START, 100).await.unwrap();
+    let positions: Vec<u64> = feed.iter().map(|event| event.position.minor).collect();
     assert_eq!(positions, (1..=feed.len() as u64).collect::<Vec<_>>());
 }
 
@@ -216,7 +220,7 @@ async fn a_lease_outlives_a_full_disk_and_its_renewals_count() {
     let claimed = world.started_and_claimed(&flow).await;
     let lease = flowgate_store::conformance::world::lease_of(&claimed);
     for _ in 0..3 {
-        world.harness.advance(Duration::from_secs(20));
+        world.harness.advance(Duration::from_secs(20)).await;
         let renewals = world.store().renew(&[lease], Duration::from_secs(30)).await.unwrap();
         assert!(matches!(renewals[0], flowgate_store::Renewal::Held(_)));
     }
@@ -239,7 +243,7 @@ async fn the_file_is_written_as_durability_needs() {
         ("foreign_keys", "0"),
         ("wal_autocheckpoint", "2000"),
         ("auto_vacuum", "2"),
-        ("user_version", "1"),
+        ("user_version", "2"),
     ];
     for (name, value) in expected {
         assert_eq!(pragmas[name], value, "{name}");
@@ -296,7 +300,7 @@ async fn people_can_query_events_with_any_tool() {
     let events = world.events(run_id).await;
     assert_eq!(rows.len(), events.len());
     for (row, event) in rows.iter().zip(&events) {
-        assert_eq!((row.0, row.1, row.2), (event.position.0, event.seq, event.at.0));
+        assert_eq!((row.0, row.1, row.2), (event.position.minor, event.seq, event.at.0));
         assert_eq!(row.3, event.event.kind());
         assert_eq!(row.4.as_deref(), event.event.step().map(|step| &**step));
     }
@@ -329,5 +333,129 @@ async fn a_closed_store_refuses_every_call() {
     let start = world.start(&chain(), "1");
     let error = world.store().commit(vec![start], None).await.unwrap_err();
     assert!(error.to_string().contains("the store is closed"), "{error}");
-    assert!(world.store().read_feed(Position(0), 1).await.is_err());
+    assert!(world.store().read_feed(0, Position::START, 1).await.is_err());
+}
+
+/// A store with two runs, the first of them with a tag.
+async fn tagged(world: &World<'_, SqliteHarness>) -> RunId {
+    let flow = single("one");
+    let start = world.start_tagged(&flow, &[("team", "it's \"a\"")]);
+    let run_id = start.run_id;
+    world.apply(start).await;
+    world.finish(&flow, run_id).await;
+    world.started(&flow, "1").await;
+    run_id
+}
+
+fn by_tag() -> RunQuery {
+    let tags = vec![("team".into(), "it's \"a\"".into())];
+    RunQuery { tags, limit: 10, ..RunQuery::default() }
+}
+
+#[tokio::test]
+async fn a_file_of_the_first_format_gets_its_tags() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let run_id = tagged(&World::new(&mut harness)).await;
+    harness.sqlite.close().await.unwrap();
+    let file = Connection::open(&path).unwrap();
+    file.execute_batch(
+        "DROP TABLE tags; DELETE FROM refinery_schema_history WHERE version = 2; \
+         PRAGMA user_version = 1",
+    )
+    .unwrap();
+    drop(file);
+    let reader = SqliteStore::open_read_only(&path).await.unwrap();
+    let all = RunQuery { tags: Vec::new(), ..by_tag() };
+    assert_eq!(reader.list_runs(&all).await.unwrap().len(), 2, "the rest can be read");
+    let error = reader.list_runs(&by_tag()).await.unwrap_err();
+    assert!(error.to_string().contains("format 1, which knows no tags"), "{error}");
+    assert!(reader.count_runs(&by_tag()).await.is_err());
+    let store = open(&path).await.unwrap();
+    let listed = store.list_runs(&by_tag()).await.unwrap();
+    assert_eq!(listed.iter().map(|row| row.run.run_id).collect::<Vec<_>>(), [run_id]);
+}
+
+#[tokio::test]
+async fn a_sweep_takes_tags_along() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    tagged(&world).await;
+    let tags = |expected: u32| {
+        let file = Connection::open(&path).unwrap();
+        let count = file.query_row("SELECT count(*) FROM tags", [], |row| row.get(0));
+        assert_eq!(count, Ok(expected));
+    };
+    tags(1);
+    let now = Retention { events: Duration::ZERO, runs: Duration::ZERO, batch: 10 };
+    assert_eq!(world.store().sweep(&now).await.unwrap().runs, 1);
+    tags(0);
+    assert_eq!(world.store().count_runs(&by_tag()).await.unwrap(), 0);
+}
+
+/// A copy of an open run with one job, whose last lease had this token.
+async fn copy(world: &World<'_, SqliteHarness>, token: LeaseToken) -> RunCopy {
+    let claimed = world.started_and_claimed(&chain()).await;
+    let run_id = claimed.job.job_id.run_id;
+    let lost = LeaseStamp { token, ..claimed.stamp(&world.instance) };
+    let job = claimed.job.clone();
+    RunCopy {
+        row: world.run(run_id).await.row,
+        jobs: vec![JobCopy { job, due_at: Timestamp(0), lost: vec![lost] }],
+        events: world.events(run_id).await,
+        log_lines: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn an_import_lasts_and_its_tokens_stay_behind() {
+    let mut harness = SqliteHarness::plain().await;
+    let old = LeaseToken(7 << 40);
+    let copy = copy(&World::new(&mut harness), old).await;
+    let mut other = SqliteHarness::plain().await;
+    let mut world = World::new(&mut other);
+    let run_id = copy.row.run.run_id;
+    let inputs = vec![copy.events[0].event.payload()];
+    world.store().import(StoreCopy { revisions: Vec::new(), runs: vec![copy] }).await.unwrap();
+    for _ in 0..2 {
+        assert!(world.reopen().await);
+        let claimed = world.claim_one().await;
+        assert_eq!(claimed.job.job_id.run_id, run_id);
+        assert!(claimed.token > old);
+        assert_eq!(claimed.lost[0].token, old);
+        assert_eq!(claimed.inputs, inputs);
+    }
+}
+
+#[tokio::test]
+async fn an_import_that_finds_no_room_leaves_nothing() {
+    let mut harness = SqliteHarness::plain().await;
+    let world = World::new(&mut harness);
+    let small = copy(&world, LeaseToken(1)).await;
+    let large = format!("\"{}\"", "x".repeat(500_000));
+    let start = world.apply_and_take(world.start(&chain(), &large), 1).await.remove(0);
+    let mut copies = vec![small];
+    let run_id = start.job.job_id.run_id;
+    copies.push(RunCopy {
+        row: world.run(run_id).await.row,
+        jobs: vec![JobCopy { job: start.job, due_at: Timestamp(0), lost: Vec::new() }],
+        events: world.events(run_id).await,
+        log_lines: Vec::new(),
+    });
+    let mut other = SqliteHarness::plain().await;
+    let sqlite = Arc::clone(&other.sqlite);
+    let world = World::new(&mut other);
+    sqlite.limit_pages(Some(1)).await.unwrap();
+    let whole = StoreCopy { revisions: Vec::new(), runs: copies };
+    let error = world.store().import(whole.clone()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
+    assert_eq!(world.store().count_runs(&RunQuery::default()).await.unwrap(), 0);
+    assert!(world.claim(10).await.is_empty());
+    sqlite.limit_pages(None).await.unwrap();
+    assert_eq!(world.store().import(whole).await.unwrap().runs, 2);
+    assert_eq!(world.claim(10).await.len(), 2);
+    let feed = world.store().read_feed(0, Position::START, 100).await.unwrap();
+    let positions: Vec<u64> = feed.iter().map(|event| event.position.minor).collect();
+    assert_eq!(positions, (1..=feed.len() as u64).collect::<Vec<_>>());
 }

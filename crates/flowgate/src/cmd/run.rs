@@ -89,24 +89,32 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
 /// What is to be run.
 enum Begin {
     Resume(String),
-    File { loaded: Box<LoadedFlow>, input: Payload },
-    Stored { flow: String, input: Payload },
+    File { loaded: Box<LoadedFlow>, start: Start },
+    Stored { flow: String, start: Start },
+}
+
+/// What a run starts with.
+struct Start {
+    input: Payload,
+    key: Option<String>,
+    tags: BTreeMap<String, String>,
 }
 
 impl Begin {
     /// Checks what can be checked before the store is opened.
     fn start(args: &Args, flow: &str) -> Result<Self, Failure> {
         let input = input::read("--input", &args.input)?;
+        let start = Start { input, key: args.key.clone(), tags: input::tags(&args.tags)? };
         let path = Path::new(flow);
         if path.is_file() {
             let loaded = flow_files::load(path).map_err(|error| error.into_failure(path))?;
-            check_input(&loaded.flow, &input)?;
-            return Ok(Self::File { loaded: Box::new(loaded), input });
+            check_input(&loaded.flow, &start.input)?;
+            return Ok(Self::File { loaded: Box::new(loaded), start });
         }
         if flow_files::is_path(flow) {
             return Err(flow_files::missing(path));
         }
-        Ok(Self::Stored { flow: flow.to_owned(), input })
+        Ok(Self::Stored { flow: flow.to_owned(), start })
     }
 
     async fn go(
@@ -126,15 +134,15 @@ impl Begin {
                 }
                 run_id
             }
-            Self::File { loaded, input } => {
+            Self::File { loaded, start } => {
                 warn_of_workers(app, &loaded.flow);
                 instance.register(&loaded).await?;
-                start(instance, &loaded.flow.name, input, args).await?
+                start.go(instance, &loaded.flow.name).await?
             }
-            Self::Stored { flow, input } => {
+            Self::Stored { flow, start } => {
                 let stored = lookup::revision(store, &flow).await?;
-                check_input(&lookup::compile(stored)?, &input)?;
-                start(instance, &flow, input, args).await?
+                check_input(&lookup::compile(stored)?, &start.input)?;
+                start.go(instance, &flow).await?
             }
         };
         let run = lookup::run(store, run_id).await?.row.run;
@@ -145,14 +153,11 @@ impl Begin {
     }
 }
 
-async fn start(
-    instance: &Instance,
-    flow: &str,
-    input: Payload,
-    args: &Args,
-) -> Result<RunId, Failure> {
-    let tags: BTreeMap<String, String> = args.tags.iter().cloned().collect();
-    Ok(instance.start_run(flow, input, args.key.as_deref(), &tags).await?.run_id)
+impl Start {
+    async fn go(self, instance: &Instance, flow: &str) -> Result<RunId, Failure> {
+        let Self { input, key, tags } = self;
+        Ok(instance.start_run(flow, input, key.as_deref(), &tags).await?.run_id)
+    }
 }
 
 fn ended(run_id: RunId, status: RunStatus) -> Failure {

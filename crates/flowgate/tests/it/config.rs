@@ -57,7 +57,7 @@ fn a_store_that_cannot_be_used_is_exit_code_3() {
 fn nothing_is_made_by_reading() {
     let sandbox = Sandbox::new();
     let done = sandbox.flowgate(&["runs", "list", "--json"]).exits(0);
-    assert_eq!(done.json(), serde_json::json!({ "items": [], "next": null }));
+    assert_eq!(done.json(), serde_json::json!({ "items": [], "total": 0, "next": null }));
     sandbox.flowgate(&["flows", "list"]).exits(0);
     sandbox.flowgate(&["why", "latest"]).exits(4);
     assert!(!sandbox.path(".flowgate").exists());

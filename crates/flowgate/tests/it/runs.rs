@@ -31,24 +31,80 @@ fn a_list_has_pages_and_filters_that_hold_for_whole_pages() {
         paged.extend(run_ids(&page));
         let Some(next) = page["next"].as_str() else { break };
         assert_eq!(page["items"].as_array().unwrap().len(), 3);
+        assert_eq!(page["total"], 7, "of all pages");
         page = list(&["--limit", "3", "--after", next]);
     }
     assert_eq!(paged, all);
     let failed = list(&["--status", "failed", "--limit", "3"]);
     assert_eq!((run_ids(&failed).len(), &failed["next"]), (3, &Value::Null));
+    assert_eq!(failed["total"], 3);
     assert_eq!(failed["items"][0]["failure"]["message"], "the card was declined");
     let both = list(&["--status", "failed", "--status", "completed"]);
     assert_eq!(run_ids(&both), all);
     assert_eq!(run_ids(&list(&["--flow", "instant"])).len(), 4);
     assert_eq!(run_ids(&list(&["--since", "1h"])).len(), 7);
     assert_eq!(run_ids(&list(&["--until", "1h"])).len(), 0);
+    assert_eq!(list(&["--until", "1h"])["total"], 0);
     assert_eq!(run_ids(&list(&["--since", "2020-01-01T00:00:00Z"])).len(), 7);
     let people = sandbox.flowgate(&["runs", "list", "--limit", "3"]).exits(0);
     assert_eq!(people.stdout.lines().count(), 4, "{people:?}");
-    assert!(people.stderr.contains("more: flowgate runs list --after "), "{people:?}");
+    assert!(people.stderr.starts_with("3 of 7 runs\n"), "{people:?}");
+    let next = people.stderr.split("more: flowgate runs list --after ").nth(1).unwrap();
+    let next = next.split(' ').next().unwrap();
+    let rest = sandbox.flowgate(&["runs", "list", "--after", next]).exits(0);
+    assert_eq!((rest.stdout.lines().count(), &*rest.stderr), (5, "4 of 7 runs\n"), "{rest:?}");
+    let none = sandbox.flowgate(&["runs", "list", "--flow", "nosuch"]).exits(0);
+    assert_eq!((&*none.stdout, &*none.stderr), ("", "no runs\n"));
     for args in [["--since", "soon"], ["--after", "x"], ["--limit", "0"], ["--status", "done"]] {
         sandbox.flowgate(&[&["runs", "list"], &args[..]].concat()).exits(2);
     }
+}
+
+#[test]
+fn runs_are_found_by_their_tags() {
+    let sandbox = Sandbox::new();
+    sandbox.write("instant.yaml", INSTANT);
+    let start = |args: &[&str], tags: &[&str]| {
+        let flags = tags.iter().flat_map(|tag| ["--tag", *tag]);
+        let args: Vec<&str> = args.iter().copied().chain(flags).chain(["--json"]).collect();
+        sandbox.flowgate(&args).exits(0).json()["run_id"].as_str().unwrap().to_owned()
+    };
+    let gold = start(&["run", "instant.yaml"], &["customer=42", "tier=gold"]);
+    let plain = start(&["runs", "start", "instant"], &["customer=42", "note=a = b, \"c\""]);
+    start(&["runs", "start", "instant"], &["customer=7"]);
+    start(&["runs", "start", "instant"], &[]);
+    let check = |tags: &[&str], rest: &[&str], expected: &[&String]| {
+        let flags = tags.iter().flat_map(|tag| ["--tag", *tag]);
+        let args: Vec<&str> = ["runs", "list", "--json"].into_iter().chain(flags).collect();
+        let page = sandbox.flowgate(&[&args, rest].concat()).exits(0).json();
+        assert_eq!(run_ids(&page).iter().collect::<Vec<_>>(), expected, "{tags:?}");
+        assert_eq!(
+            (page["total"].as_u64(), &page["next"]),
+            (Some(expected.len() as u64), &Value::Null)
+        );
+    };
+    check(&["customer=42"], &[], &[&plain, &gold]);
+    check(&["tier=gold", "customer=42"], &[], &[&gold]);
+    check(&["customer=42"], &["--status", "completed", "--since", "1h"], &[&plain, &gold]);
+    check(&["customer=42"], &["--status", "failed"], &[]);
+    check(&["note=a = b, \"c\""], &["--flow", "instant"], &[&plain]);
+    check(&["customer=4"], &[], &[]);
+    check(&["customer=42"], &["--flow", "other"], &[]);
+    let page = ["runs", "list", "--tag", "customer=42", "--limit", "1", "--json"];
+    let first = sandbox.flowgate(&page).exits(0).json();
+    assert_eq!((run_ids(&first), &first["total"]), (vec![plain], &Value::from(2)));
+    let rest = [&page[..], &["--after", first["next"].as_str().unwrap()]].concat();
+    assert_eq!(run_ids(&sandbox.flowgate(&rest).exits(0).json()), [gold]);
+    for verb in [&["runs", "list"][..], &["runs", "start", "instant"], &["run", "instant.yaml"]] {
+        for bad in ["customer", "=42", ""] {
+            let done = sandbox.flowgate(&[verb, &["--tag", bad]].concat()).exits(2);
+            assert!(done.stderr.contains("write NAME=VALUE, such as customer=42"), "{done:?}");
+        }
+        let twice = ["--tag", "customer=1", "--tag", "customer=2"];
+        let done = sandbox.flowgate(&[verb, &twice[..]].concat()).exits(2);
+        assert!(done.stderr.contains("write --tag customer=VALUE once"), "{done:?}");
+    }
+    check(&[], &["--since", "2099-01-01T00:00:00Z"], &[]);
 }
 
 #[test]
@@ -97,8 +153,9 @@ fn an_export_has_exactly_its_fields() {
         sorted.sort_unstable();
         expected.sort_unstable();
         assert_eq!(sorted, expected);
-        assert!(line["position"].as_u64().unwrap() > position);
-        position = line["position"].as_u64().unwrap();
+        let next: u64 = line["position"].as_str().unwrap().parse().unwrap();
+        assert!(next > position);
+        position = next;
     }
     let of_flow = |name: &str| all.iter().filter(|line| line["flow"] == name).count();
     let export = |args: &[&str]| {

@@ -62,7 +62,8 @@ pub(crate) struct Logs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Each line has the fields position, run, seq, type, step, attempt, token, instance, flow, revision, \
-data and time; what an event does not have is null. Lines are in commit order.
+data and time; what an event does not have is null. Lines are in commit order; where a store has \
+several feeds, one feed comes after the other, and a run is in one of them.
 
 Examples:
   flowgate runs export > all.ndjson
@@ -220,33 +221,68 @@ pub(crate) async fn export(app: &App, args: Export) -> Outcome {
         Some(text) => Some(lookup::run_id(&*store, text).await?),
         None => None,
     };
-    let mut names: HashMap<RunId, (Arc<str>, Revision)> = HashMap::new();
-    let mut place = (Position(0), 0);
-    loop {
-        let page = match only {
-            Some(run_id) => store.read_events(run_id, place.1, PAGE_MAX).await?,
-            None => store.read_feed(place.0, PAGE_MAX).await?,
-        };
-        for stored in &page {
-            place = (stored.position, stored.seq);
-            let (flow, revision) = name_of(&*store, &mut names, stored).await?;
-            let is_wanted = args.flow.as_deref().is_none_or(|name| *name == *flow)
-                && since.is_none_or(|since| stored.at >= since);
+    let mut export =
+        Exporter { app, store: &*store, flow: args.flow, since, names: HashMap::new() };
+    match only {
+        Some(run_id) => export.run(run_id).await?,
+        None => {
+            for feed in 0..store.feeds() {
+                export.feed(feed).await?;
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Prints the events that are wanted.
+struct Exporter<'a> {
+    app: &'a App,
+    store: &'a dyn Store,
+    flow: Option<String>,
+    since: Option<Timestamp>,
+    names: HashMap<RunId, (Arc<str>, Revision)>,
+}
+
+impl Exporter<'_> {
+    async fn run(&mut self, run_id: RunId) -> Result<(), Failure> {
+        let mut after = 0;
+        loop {
+            let page = self.store.read_events(run_id, after, PAGE_MAX).await?;
+            self.print(&page).await?;
+            match page.last() {
+                Some(last) => after = last.seq,
+                // A run that was never there is an error, one without events is not.
+                None if after == 0 => return lookup::run(self.store, run_id).await.map(drop),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn feed(&mut self, feed: u16) -> Result<(), Failure> {
+        let mut after = Position::START;
+        loop {
+            let page = self.store.read_feed(feed, after, PAGE_MAX).await?;
+            self.print(&page).await?;
+            match page.last() {
+                Some(last) if page.len() == PAGE_MAX => after = last.position,
+                Some(_) | None => return Ok(()),
+            }
+        }
+    }
+
+    async fn print(&mut self, page: &[StoredEvent]) -> Result<(), Failure> {
+        for stored in page {
+            let (flow, revision) = name_of(self.store, &mut self.names, stored).await?;
+            let is_wanted = self.flow.as_deref().is_none_or(|name| *name == *flow)
+                && self.since.is_none_or(|since| stored.at >= since);
             if is_wanted {
-                app.output.json_line(&Record::new(stored, flow, revision))?;
+                self.app.output.json_line(&Record::new(stored, flow, revision))?;
             }
             if stored.event.is_terminal() {
-                names.remove(&stored.run_id);
+                self.names.remove(&stored.run_id);
             }
         }
-        if page.len() < PAGE_MAX {
-            if place.1 == 0
-                && let Some(run_id) = only
-            {
-                lookup::run(&*store, run_id).await?;
-            }
-            return Ok(Exit::Done);
-        }
+        Ok(())
     }
 }
 

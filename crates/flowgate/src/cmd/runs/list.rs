@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::super::App;
 use crate::failure::{Exit, Failure, Outcome};
+use crate::input;
 use crate::lookup;
 use crate::output::{Cell, Table, is_narrower_than, short};
 use crate::stores;
@@ -20,9 +21,14 @@ const WIDE: usize = 110;
 
 /// Lists runs.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:
+#[command(after_help = "\
+With --json it prints one object: `items`, the runs of this page; `total`, how many match on all \
+pages; and `next`, the cursor of the next page, or null on the last one.
+
+Examples:
   flowgate runs list
   flowgate runs list --flow order --status failed --status cancelled --since 24h
+  flowgate runs list --tag customer=42 --tag tier=gold
   flowgate runs list --limit 10 --after CURSOR")]
 pub(crate) struct Args {
     /// Only runs of this flow
@@ -31,6 +37,9 @@ pub(crate) struct Args {
     /// Only runs in this status; may be repeated
     #[arg(long, value_parser = statuses())]
     status: Vec<String>,
+    /// Only runs with this tag; may be repeated, and then they have all of them
+    #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = input::pair)]
+    tags: Vec<(String, String)>,
     /// Only runs started since: `1h` ago, or a time such as 2026-01-31T12:00:00Z
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
@@ -55,6 +64,7 @@ fn statuses() -> PossibleValuesParser {
 }
 
 pub(crate) async fn run(app: &App, args: Args) -> Outcome {
+    let tags = input::tags(&args.tags)?;
     let store = stores::open_to_read(app).await?;
     let now = store.now().await?;
     let time = |flag: &str, text: &Option<String>| {
@@ -69,23 +79,28 @@ pub(crate) async fn run(app: &App, args: Args) -> Outcome {
             .collect(),
         since: time("--since", &args.since)?,
         until: time("--until", &args.until)?,
+        tags: tags.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
         after: args.after.as_deref().map(parse_cursor).transpose()?,
         limit: limit + 1,
     };
     let mut rows = store.list_runs(&query).await?;
+    let total = store.count_runs(&query).await?;
     let has_more = rows.len() > limit;
     rows.truncate(limit);
     let next = rows.last().filter(|_| has_more).map(|row| show_cursor(lookup::cursor_of(row)));
     if app.output.json {
         let items: Vec<_> = rows.iter().map(item).collect();
-        app.output.json(&json!({ "items": items, "next": next }))?;
+        app.output.json(&json!({ "items": items, "total": total, "next": next }))?;
         return Ok(Exit::Done);
     }
-    if rows.is_empty() {
+    if total == 0 {
         app.output.note("no runs");
         return Ok(Exit::Done);
     }
-    table(&rows, now).print(app.output)?;
+    if !rows.is_empty() {
+        table(&rows, now).print(app.output)?;
+    }
+    app.output.note(format_args!("{} of {total} runs", rows.len()));
     if let Some(next) = next {
         app.output.note(format_args!("more: flowgate runs list --after {next} …"));
     }

@@ -3,7 +3,6 @@
 //! The owner of the store does it. If nobody owns it, this process does for as long as it takes,
 //! and executes nothing.
 
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ Prints the run's id and returns; follow it with `flowgate runs watch`.
 
 Examples:
   flowgate runs start order --input '{\"orderId\": 7}'
-  flowgate runs start order --input @order.json --key 7")]
+  flowgate runs start order --input @order.json --key 7 --tag customer=42")]
 pub(crate) struct Start {
     /// The name of a flow in the store
     flow: String,
@@ -92,7 +91,7 @@ pub(crate) struct Retry {
 
 pub(crate) async fn start(app: &App, args: Start) -> Outcome {
     let input = input::read("--input", &args.input)?;
-    let tags: BTreeMap<String, String> = args.tags.into_iter().collect();
+    let tags = input::tags(&args.tags)?;
     let request = Request::Start { flow: args.flow, input, key: args.key, tags };
     let sent = send(app, request).await?;
     sent.tell(app, if sent.reply.existed { "this key has a run already" } else { "started" })
