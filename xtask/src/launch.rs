@@ -1,4 +1,4 @@
-//! Builds the release binary and runs one of its verbs.
+//! Builds a release binary and runs one of its verbs.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -16,25 +16,31 @@ pub(crate) fn flowgate(
     args: &[OsString],
     variables: &[(String, String)],
 ) -> anyhow::Result<ExitStatus> {
-    let binary = build(workspace)?;
-    let mut command = Command::new(binary);
-    command.arg(verb).args(args).envs(variables.iter().cloned()).current_dir(&workspace.root);
+    let mut command = verb_of(workspace, "flowgate", verb)?;
+    command.args(args).envs(variables.iter().cloned());
     run_to_end(&mut command)
 }
 
+/// Builds the binary of `package` for release; the command runs `BINARY VERB`.
+pub(crate) fn verb_of(workspace: &Workspace, package: &str, verb: &str) -> anyhow::Result<Command> {
+    let mut command = Command::new(build(workspace, package)?);
+    command.arg(verb).current_dir(&workspace.root);
+    Ok(command)
+}
+
 /// Asks cargo where it put the binary, so that every way to move the target folder works.
-fn build(workspace: &Workspace) -> anyhow::Result<PathBuf> {
+fn build(workspace: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
     let built = workspace
-        .cargo(&["build", "--release", "--locked", "--package", "flowgate", "--bin", "flowgate"])
+        .cargo(&["build", "--release", "--locked", "--package", package, "--bin", package])
         .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
         .context("starting cargo build")?;
     if !built.status.success() {
-        bail!("the release build of flowgate failed");
+        bail!("the release build of {package} failed");
     }
     executable(&String::from_utf8_lossy(&built.stdout))
-        .context("cargo build named no executable for flowgate")
+        .with_context(|| format!("cargo build named no executable for {package}"))
 }
 
 #[derive(Debug, Deserialize)]

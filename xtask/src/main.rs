@@ -4,6 +4,7 @@
 //! run the same thing.
 
 mod bench;
+mod chaos;
 mod crash;
 mod launch;
 mod output;
@@ -38,6 +39,10 @@ enum Verb {
     Bench(bench::BenchArgs),
     /// Build the release binary and run its crash test
     Crash(crash::CrashArgs),
+    /// Run instances on a private server under faults, and judge what is left
+    Chaos(chaos::ChaosArgs),
+    /// Run one situation that must hold: fourth-instance, rolling-restart, outage
+    Scenario(chaos::ChaosArgs),
 }
 
 fn main() -> ExitCode {
@@ -58,5 +63,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Tidy(args) => tidy::run(&workspace, args),
         Verb::Bench(args) => bench::run(&workspace, args),
         Verb::Crash(args) => crash::run(&workspace, args),
+        Verb::Chaos(args) => chaos::run(&workspace, "drive", args),
+        Verb::Scenario(args) => chaos::run(&workspace, "scenario", args),
     }
 }

@@ -28,6 +28,7 @@ const TOOLS: &[Tool] = &[
     Tool { binary: "cc", packages: &["gcc", "libc6-dev"] },
     Tool { binary: "python3", packages: &["python3"] },
     Tool { binary: "ps", packages: &["procps"] },
+    Tool { binary: "openssl", packages: &["openssl"] },
 ];
 
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@ use flowgate_testbed::{Stopwatch, Variables};
 
 use crate::services;
 use crate::workspace::{Workspace, run_to_end};
-use crate::{bench, crash, launch, output, signals, tidy};
+use crate::{bench, chaos, crash, launch, output, signals, tidy};
 
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
@@ -32,6 +32,7 @@ enum Stage {
     Doctests,
     Docs,
     Crash,
+    Chaos,
     Bench,
 }
 
@@ -52,6 +53,7 @@ impl Stage {
             Self::Doctests => "doctests",
             Self::Docs => "docs",
             Self::Crash => "crash",
+            Self::Chaos => "chaos",
             Self::Bench => "bench",
         }
     }
@@ -65,6 +67,7 @@ impl Stage {
             Self::Doctests => "the examples in the documentation run",
             Self::Docs => "the documentation builds without a warning",
             Self::Crash => "no run is lost when the process is killed (short form)",
+            Self::Chaos => "instances under faults lose and double nothing (short form)",
             Self::Bench => "the benchmark runs (short form)",
         }
     }
@@ -157,6 +160,7 @@ fn run_stage(
             docs
         }
         Stage::Crash => return short_form(workspace, crash::VERB, crash::SHORT_FORM, variables),
+        Stage::Chaos => return chaos::short_forms(workspace),
         Stage::Bench => return short_form(workspace, bench::VERB, bench::SHORT_FORM, variables),
     };
     command.envs(variables.iter().cloned());

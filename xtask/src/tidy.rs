@@ -8,6 +8,7 @@ mod crates;
 mod documents;
 mod invariants;
 mod marks;
+mod metrics;
 mod migrations;
 mod paths;
 mod requirements;
@@ -95,6 +96,11 @@ const CHECKS: &[Check] = &[
         name: "invariants",
         about: "every invariant in ARCHITECTURE.md names the check that guards it",
         run: invariants::invariants,
+    },
+    Check {
+        name: "metric_names",
+        about: "the guide lists the metrics that the code records, and no others",
+        run: metrics::metric_names,
     },
 ];
 

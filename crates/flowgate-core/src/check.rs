@@ -78,6 +78,8 @@ struct StepLog {
     lease: Option<LeaseToken>,
     /// The newest lease of all.
     newest: Option<LeaseToken>,
+    /// The number of the attempt of that lease, if it counts.
+    attempt: u32,
 }
 
 impl<'a> Checker<'a> {
@@ -187,6 +189,12 @@ impl<'a> Checker<'a> {
         let grows = newest.is_none_or(|newest| newest < lease.token);
         step.newest = newest.max(Some(lease.token));
         let mut wrong = None;
+        if grows && lease.attempt != step.attempt + 1 {
+            wrong = Some((3, "the attempt has not the number after the one before it"));
+        }
+        // An attempt that was handed back does not count.
+        let counts = !matches!(event, Event::StepReleased { .. });
+        step.attempt = if counts { lease.attempt } else { lease.attempt.saturating_sub(1) };
         match event {
             Event::StepStarted { .. } => {
                 step.lease = Some(lease.token);

@@ -363,7 +363,7 @@ impl Attempt {
                 instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(Stop::Cancelled | Stop::LeaseLost) => {
-                instance.in_flight.forget(self.lease());
+                instance.forget(self.lease());
             }
         }
         instance.slots.free(1);

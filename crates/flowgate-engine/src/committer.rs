@@ -35,6 +35,7 @@ use crate::attempt::Attempt;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::error::CommitError;
+use crate::health::Source;
 use crate::id_map::RunSet;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
@@ -42,6 +43,9 @@ use crate::instance::Instance;
 
 mod decide;
 mod settle;
+
+/// A commit that takes longer is worth a look: nothing is wrong with it, but runs stand still.
+const COMMIT_LONG: Duration = Duration::from_secs(5);
 
 /// The committer of an instance.
 #[derive(Debug)]
@@ -57,6 +61,8 @@ pub(crate) struct Committer {
     /// would wake a thread that finds nothing else to do and sleeps again.
     replies: Vec<(Reply, Arc<Run>)>,
     ended: Vec<Arc<Run>>,
+    /// Runs that nothing is in flight of any more, though they go on.
+    left: Vec<RunId>,
     pollers: usize,
 }
 
@@ -90,6 +96,7 @@ impl Committer {
             handed_off: Vec::new(),
             replies: Vec::new(),
             ended: Vec::new(),
+            left: Vec::new(),
             pollers,
         }
     }
@@ -144,6 +151,7 @@ impl Committer {
                         self.note_reread(entry, found);
                         if entry.is_done() {
                             runs.remove(&run_id);
+                            instance.ends.left(run_id);
                         }
                     }
                 }
@@ -225,6 +233,7 @@ impl Committer {
                     entry.phase = Phase::Idle;
                     if entry.is_done() {
                         runs.remove(&run_id);
+                        instance.ends.left(run_id);
                     }
                 }
                 None => self.ready.push_back(run_id),
@@ -239,7 +248,7 @@ impl Committer {
         let began = clock::now();
         #[expect(clippy::cast_precision_loss, reason = "batches and slots are small")]
         {
-            instance.metrics.commits.record(commits.len() as f64);
+            instance.metrics.batch_size.record(commits.len() as f64);
             instance.metrics.running.set(instance.slots.taken() as f64);
         }
         let slots = if instance.stopping.is_cancelled() {
@@ -249,10 +258,16 @@ impl Committer {
         };
         let outcomes = self.send(commits, &mut sent, slots).await;
         let answered = clock::now();
-        instance.metrics.commit_seconds.record(answered.saturating_duration_since(began));
+        let took = answered.saturating_duration_since(began);
+        instance.metrics.commit_seconds.record(took);
         if let Some(since) = since {
-            let waited = answered.saturating_duration_since(since);
-            instance.metrics.orchestration_seconds.record(waited);
+            let waited = began.saturating_duration_since(since);
+            instance.metrics.commit_wait_seconds.record(waited);
+            instance.metrics.orchestration_seconds.record(waited + took);
+        }
+        if took > COMMIT_LONG {
+            let (instance, commits) = (&instance.config.instance, sent.len());
+            tracing::warn!(%instance, commits, ?took, "a commit took long");
         }
         match outcomes {
             Ok(outcomes) => self.settle(sent, outcomes, answered),
@@ -266,7 +281,10 @@ impl Committer {
             settle::answer(reply, Ok(run));
         }
         for run in self.ended.drain(..) {
-            instance.waits.ended(&run);
+            instance.ends.ended(&run);
+        }
+        for run_id in self.left.drain(..) {
+            instance.ends.left(run_id);
         }
     }
 
@@ -294,18 +312,19 @@ impl Committer {
         loop {
             match instance.store.commit(commits, claimant.as_ref()).await {
                 Ok(outcomes) => {
-                    if backoff.tries() > 0 {
-                        tracing::info!("the store answers again");
-                    }
+                    instance.health.answered(Source::Commits);
                     return Ok(outcomes);
                 }
                 Err(error) if error.is_transient() => {
-                    instance.metrics.store_errors.increment(1);
-                    if backoff.tries() == 0 {
-                        tracing::warn!(%error, commits = sent.len(), "the store does not take commits; trying on");
+                    instance.metrics.store_retries.increment(1);
+                    instance.health.failed(Source::Commits, &error);
+                    if let Some(kept_back) = instance.throttles.commits.pass() {
+                        let commits = sent.len();
+                        tracing::warn!(%error, commits, kept_back, "the store does not take commits; trying on");
                     }
                 }
                 Err(error) => {
+                    instance.health.answered(Source::Commits);
                     tracing::error!(%error, commits = sent.len(), "the store cannot take a batch");
                     return Err(CommitError::Store(Arc::new(error)));
                 }

@@ -20,7 +20,8 @@ pub const LEASE_MIN: Duration = Duration::from_millis(30);
 pub struct EngineConfig {
     /// Its name.
     pub instance: InstanceId,
-    /// The queues that it serves.
+    /// The queues that it serves. One that serves none is a client: it starts and steers runs, and
+    /// neither executes anything, nor looks after what others left, nor counts as an instance.
     pub queues: Queues,
     /// Attempts that it executes at a time.
     pub slots: usize,
@@ -38,7 +39,10 @@ pub struct EngineConfig {
     pub retention_interval: Duration,
     /// How often open runs are checked for steps that nothing would ever execute.
     pub reconcile_interval: Duration,
-    /// Where renewals run.
+    /// How often it says that it is there, before jitter. Two seconds or less let it notice within
+    /// five that its store does not answer.
+    pub beat_interval: Duration,
+    /// Where renewals and beats run.
     pub renewals: Renewals,
     /// For steps that start a program.
     pub process: ProcessConfig,
@@ -46,7 +50,7 @@ pub struct EngineConfig {
     pub http: HttpConfig,
 }
 
-/// Where lease renewals run.
+/// Where lease renewals and beats run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewals {
     /// On an OS thread of their own: handlers that block cannot starve them.
@@ -110,10 +114,16 @@ impl EngineConfig {
             retention: Retention::DEFAULT,
             retention_interval: Duration::from_mins(1),
             reconcile_interval: Duration::from_mins(1),
+            beat_interval: Duration::from_secs(2),
             renewals: Renewals::OwnThread,
             process: ProcessConfig::from_env(),
             http: HttpConfig::DEFAULT,
         }
+    }
+
+    /// Whether it only starts and steers runs that others execute.
+    pub fn is_client(&self) -> bool {
+        matches!(&self.queues, Queues::Only(queues) if queues.is_empty())
     }
 
     /// Whether it can work.
@@ -128,6 +138,7 @@ impl EngineConfig {
             ("poll_max", self.poll_max),
             ("retention_interval", self.retention_interval),
             ("reconcile_interval", self.reconcile_interval),
+            ("beat_interval", self.beat_interval),
             ("http.connect_timeout", self.http.connect_timeout),
             ("http.timeout", self.http.timeout),
         ];

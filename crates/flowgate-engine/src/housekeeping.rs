@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::decide::{Report, decide};
-use flowgate_core::event::Event;
+use flowgate_core::ids::RunId;
 use flowgate_core::run::RunStatus;
 use flowgate_store::{RunCursor, RunDetail, RunQuery, StoreError};
 
@@ -80,26 +80,33 @@ pub(crate) async fn reconcile_page(
     for row in &rows {
         let pinned = (&row.run.flow, &row.run.revision);
         let loaded = instance.flows.load(&*instance.store, &instance.workers, pinned).await;
-        let (Ok(flow), Some(detail)) = (loaded, instance.store.read_run(row.run.run_id).await?)
-        else {
-            continue;
-        };
-        repair(instance, flow, detail);
+        let Ok(flow) = loaded else { continue };
+        // Others work on the run: what looks wrong is looked at once more.
+        let Some(_) = find_repair(instance, &flow, row.run.run_id).await? else { continue };
+        let Some(item) = find_repair(instance, &flow, row.run.run_id).await? else { continue };
+        instance.inbox.push(Inbound::Report(item));
     }
     let next = rows.last().filter(|_| rows.len() == PAGE);
     Ok(next.map(|row| RunCursor { started_at: row.started_at, run_id: row.run.run_id }))
 }
 
-/// Has the run decided again if its jobs are not those that it should have.
-fn repair(instance: &Instance, flow: Arc<LoadedFlow>, detail: RunDetail) {
-    let run = detail.row.run;
-    let jobs = detail.jobs.iter().map(|open| open.job.job_id.step).collect();
+/// The report by which a run is decided again, if its jobs are not those that it should have.
+///
+/// It names the version and the jobs that were seen: whoever changes the run first makes it void.
+async fn find_repair(
+    instance: &Instance,
+    flow: &Arc<LoadedFlow>,
+    run_id: RunId,
+) -> Result<Option<Item>, StoreError> {
+    let Some(RunDetail { row, jobs }) = instance.store.read_run(run_id).await? else {
+        return Ok(None);
+    };
+    let run = row.run;
+    let jobs = jobs.iter().map(|open| open.job.job_id.step).collect();
     let report = Report::Reconcile { version: run.version, jobs };
-    let Ok(commit) = decide(&flow.flow, &run, &report, instance.commit_ids.next()) else { return };
-    instance.metrics.repairs.increment(1);
-    let repaired: Vec<&str> = commit.events.iter().map(Event::kind).collect();
-    tracing::error!(run_id = %run.run_id, flow = %run.flow, ?repaired, "a run was stuck");
-    let (run_id, seed) = (run.run_id, Some(Box::new(Seed { run, flow })));
-    let item = Item { run_id, report, attempt: None, seed, reply: None };
-    instance.inbox.push(Inbound::Report(item));
+    if decide(&flow.flow, &run, &report, instance.commit_ids.next()).is_err() {
+        return Ok(None);
+    }
+    let seed = Some(Box::new(Seed { run, flow: Arc::clone(flow) }));
+    Ok(Some(Item { run_id, report, attempt: None, seed, reply: None }))
 }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use flowgate_core::ids::RunId;
 use flowgate_core::run::Run;
 use flowgate_store::LeaseRef;
 use parking_lot::{Mutex, MutexGuard};
@@ -113,6 +114,11 @@ impl InFlight {
     /// All attempts.
     pub(crate) fn attempts(&self) -> Vec<Arc<Attempt>> {
         self.lock().values().flat_map(|entry| entry.attempts.iter().cloned()).collect()
+    }
+
+    /// Whether something of the run is in flight.
+    pub(crate) fn holds(&self, run_id: RunId) -> bool {
+        self.lock().contains_key(&run_id)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -7,17 +7,18 @@ use std::sync::{Arc, OnceLock};
 use flowgate_core::event::Event;
 use flowgate_core::ids::{CommitIds, RunId};
 use flowgate_core::run::Run;
-use flowgate_store::{Claimant, Store};
+use flowgate_store::{Claimant, LeaseRef, Store};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, broadcast, oneshot};
+use tokio::sync::{Notify, Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attempt::Attempt;
 use crate::config::EngineConfig;
+use crate::ends::Ends;
 use crate::executor::{self, worker::Workers};
 use crate::flows::Flows;
-use crate::id_map::RunMap;
+use crate::health::{Judge, Throttles};
 use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
 use crate::logs::LogSink;
@@ -40,11 +41,13 @@ pub(crate) struct Instance {
     pub(crate) slots: Slots,
     pub(crate) logs: LogSink,
     pub(crate) metrics: Metrics,
+    pub(crate) health: Judge,
+    pub(crate) throttles: Throttles,
     pub(crate) commit_ids: CommitIds,
     pub(crate) run_ids: RunIds,
     /// Attempts that wait for their first poll.
     pub(crate) ready: Ready,
-    pub(crate) waits: Waits,
+    pub(crate) ends: Ends,
     pub(crate) live: broadcast::Sender<Arc<Applied>>,
     pub(crate) processes: Semaphore,
     /// Attempts and everything else that shutdown waits for.
@@ -76,6 +79,7 @@ impl Instance {
     ) -> Self {
         let run_ids = RunIds::default();
         Self {
+            ends: Ends::new(store.is_shared()),
             store,
             workers,
             flows: Flows::default(),
@@ -83,11 +87,12 @@ impl Instance {
             in_flight: InFlight::default(),
             slots: Slots::new(config.slots),
             logs,
-            metrics: Metrics::new(),
+            metrics: Metrics::new(&config.instance),
+            health: Judge::new(config.instance.clone()),
+            throttles: Throttles::default(),
             commit_ids: CommitIds::new(run_ids.random()),
             run_ids,
             ready: Ready::default(),
-            waits: Waits::default(),
             live: broadcast::channel(LIVE_MAX).0,
             processes: Semaphore::new(config.process.running_max),
             tasks: TaskTracker::new(),
@@ -106,6 +111,16 @@ impl Instance {
             slots,
             lease: self.config.lease,
         }
+    }
+
+    /// Drops an attempt that nothing more will be heard of.
+    pub(crate) fn forget(&self, lease: LeaseRef) -> Option<Arc<Attempt>> {
+        let attempt = self.in_flight.forget(lease);
+        let run_id = lease.job_id.run_id;
+        if !self.in_flight.holds(run_id) {
+            self.ends.left(run_id);
+        }
+        attempt
     }
 
     pub(crate) fn http(&self) -> Result<&reqwest::Client, &reqwest::Error> {
@@ -163,42 +178,5 @@ impl Ready {
 
     pub(crate) async fn arrived(&self) {
         self.arrived.notified().await;
-    }
-}
-
-/// Who waits for the end of a run.
-#[derive(Debug, Default)]
-pub(crate) struct Waits {
-    waiting: Mutex<RunMap<Vec<oneshot::Sender<Arc<Run>>>>>,
-}
-
-impl Waits {
-    /// Resolves with the run's record if it ends through this instance from now on.
-    pub(crate) fn wait(&self, run_id: RunId) -> oneshot::Receiver<Arc<Run>> {
-        let (done, ended) = oneshot::channel();
-        let mut waiting = self.waiting.lock();
-        let of_run = waiting.entry(run_id).or_default();
-        of_run.retain(|done| !done.is_closed());
-        of_run.push(done);
-        ended
-    }
-
-    /// Drops those of a run who no longer wait.
-    pub(crate) fn forget(&self, run_id: RunId) {
-        let mut waiting = self.waiting.lock();
-        if let Some(of_run) = waiting.get_mut(&run_id) {
-            of_run.retain(|done| !done.is_closed());
-            if of_run.is_empty() {
-                waiting.remove(&run_id);
-            }
-        }
-    }
-
-    pub(crate) fn ended(&self, run: &Arc<Run>) {
-        let of_run = self.waiting.lock().remove(&run.run_id);
-        for done in of_run.into_iter().flatten() {
-            // Whoever waited may be gone.
-            drop(done.send(Arc::clone(run)));
-        }
     }
 }

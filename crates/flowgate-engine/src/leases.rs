@@ -15,8 +15,9 @@
 //!   this host's monotonic clock; then it is stopped. That is a courtesy to the user's systems: what
 //!   makes a late result harmless is the token, not this clock.
 //! - Renewals run on a thread of their own, so handlers that block every thread of the runtime
-//!   cannot starve them.
+//!   cannot starve them. Beats run beside them, so a busy instance does not look dead.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,9 +27,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{Attempt, Stop};
-use crate::clock;
 use crate::config::Renewals;
 use crate::instance::Instance;
+use crate::{beats, clock};
 
 /// Leases in one call.
 const RENEWALS_MAX: usize = 10_000;
@@ -43,7 +44,12 @@ pub(crate) struct LeaseKeeper {
 impl LeaseKeeper {
     pub(crate) fn start(instance: &Arc<Instance>) -> Self {
         let stop = CancellationToken::new();
-        let work = keep(Arc::clone(instance), stop.clone());
+        let (keeper, beater) = (Arc::clone(instance), Arc::clone(instance));
+        let stopped = stop.clone();
+        let work = async move {
+            let keep = stopped.run_until_cancelled(keep(keeper));
+            tokio::join!(keep, beats::beat(beater, stopped.clone()));
+        };
         let thread = match instance.config.renewals {
             Renewals::OnRuntime => {
                 instance.tasks.spawn(work);
@@ -81,14 +87,11 @@ impl LeaseKeeper {
     }
 }
 
-async fn keep(instance: Arc<Instance>, stop: CancellationToken) {
+async fn keep(instance: Arc<Instance>) {
     let interval = instance.config.lease / 3;
     let mut wait = interval;
     loop {
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(wait) => {}
-        }
+        tokio::time::sleep(wait).await;
         let attempts = instance.in_flight.attempts();
         let now = clock::now();
         report_long_ones(&attempts, instance.config.started_after, now);
@@ -119,13 +122,13 @@ async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], wait_max: Duratio
     let renewals = match tokio::time::timeout(wait_max, call).await {
         Ok(Ok(renewals)) => renewals,
         Ok(Err(error)) => {
-            instance.metrics.store_errors.increment(1);
-            tracing::warn!(%error, leases = leases.len(), "leases could not be renewed");
+            instance.metrics.store_retries.increment(1);
+            warn_of_renewals(instance, leases.len(), &error);
             return false;
         }
         Err(_) => {
-            instance.metrics.store_errors.increment(1);
-            tracing::warn!(leases = leases.len(), "the renewal of leases was not answered in time");
+            instance.metrics.store_retries.increment(1);
+            warn_of_renewals(instance, leases.len(), &"not answered in time");
             return false;
         }
     };
@@ -140,6 +143,12 @@ async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], wait_max: Duratio
     true
 }
 
+fn warn_of_renewals(instance: &Instance, leases: usize, error: &dyn Display) {
+    if let Some(kept_back) = instance.throttles.renewals.pass() {
+        tracing::warn!(%error, leases, kept_back, "leases could not be renewed; trying on");
+    }
+}
+
 fn stop_untrusted(instance: &Instance, attempts: &[Arc<Attempt>]) {
     let lease = instance.config.lease;
     let trusted_for = lease.mul_f64(0.9);
@@ -152,7 +161,7 @@ fn stop_untrusted(instance: &Instance, attempts: &[Arc<Attempt>]) {
 }
 
 fn lose(instance: &Instance, attempt: &Attempt) {
-    if instance.in_flight.forget(attempt.lease()).is_some() {
+    if instance.forget(attempt.lease()).is_some() {
         instance.metrics.leases_lost.increment(1);
         let run_id = attempt.claimed.run.run_id;
         tracing::warn!(%run_id, step = %attempt.step().name, "the lease of an attempt was lost");

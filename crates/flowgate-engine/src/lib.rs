@@ -11,13 +11,17 @@
 
 mod attempt;
 mod backoff;
+mod beats;
 mod clock;
 mod committer;
 mod config;
 mod context;
+mod ends;
 mod error;
 mod executor;
 mod flows;
+mod follow;
+mod health;
 mod housekeeping;
 mod id_map;
 mod in_flight;
@@ -40,5 +44,7 @@ pub use config::{
 pub use context::{ContextError, StepContext};
 pub use error::{EngineError, FlowError};
 pub use executor::worker::{HandlerError, Workers};
+pub use follow::{FollowFrom, Follower};
+pub use health::Health;
 pub use instance::Applied;
 pub use supervisor::{Engine, FlowRef, StartRequest, Started};

@@ -1,5 +1,8 @@
 //! What an instance counts. The names are in `docs/guide/operating.md`.
 
+use flowgate_core::ids::InstanceId;
+use flowgate_core::run::RunStatus;
+use flowgate_store::Refusal;
 use metrics::{Counter, Gauge, Histogram};
 
 /// Handles, made once: a look-up by name would cost more than a step.
@@ -10,34 +13,98 @@ pub(crate) struct Metrics {
     pub(crate) retried: Counter,
     pub(crate) released: Counter,
     pub(crate) dropped: Counter,
-    pub(crate) commits: Histogram,
+    pub(crate) batch_size: Histogram,
+    pub(crate) commit_wait_seconds: Histogram,
     pub(crate) commit_seconds: Histogram,
     pub(crate) orchestration_seconds: Histogram,
-    pub(crate) refused_version: Counter,
-    pub(crate) refused_lease: Counter,
-    pub(crate) store_errors: Counter,
+    pub(crate) commits: Commits,
+    pub(crate) runs_started: Counter,
+    pub(crate) runs_ended: RunsEnded,
+    pub(crate) reports_late: Counter,
+    pub(crate) store_retries: Counter,
     pub(crate) running: Gauge,
     pub(crate) leases_lost: Counter,
     pub(crate) repairs: Counter,
 }
 
+/// Commits by what became of them.
+#[derive(Clone)]
+pub(crate) struct Commits {
+    pub(crate) applied: Counter,
+    run_exists: Counter,
+    run_version: Counter,
+    lease_lost: Counter,
+    too_large: Counter,
+}
+
+impl Commits {
+    pub(crate) fn refused(&self, refusal: Refusal) -> &Counter {
+        match refusal {
+            Refusal::RunExists => &self.run_exists,
+            Refusal::RunVersion => &self.run_version,
+            Refusal::LeaseLost(_) => &self.lease_lost,
+            Refusal::TooLarge { .. } => &self.too_large,
+        }
+    }
+}
+
+/// Runs that ended by a commit of this instance, by how.
+#[derive(Clone)]
+pub(crate) struct RunsEnded {
+    completed: Counter,
+    failed: Counter,
+    cancelled: Counter,
+}
+
+impl RunsEnded {
+    /// The counter of a status that is an end.
+    pub(crate) fn of(&self, status: RunStatus) -> Option<&Counter> {
+        match status {
+            RunStatus::Completed => Some(&self.completed),
+            RunStatus::Failed => Some(&self.failed),
+            RunStatus::Cancelled => Some(&self.cancelled),
+            RunStatus::Running | RunStatus::Waiting => None,
+        }
+    }
+}
+
 impl Metrics {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(instance: &InstanceId) -> Self {
+        let instance = instance.to_string();
         let steps =
             |outcome: &'static str| metrics::counter!("flowgate_steps_total", "outcome" => outcome);
-        let refused = |guard: &'static str| metrics::counter!("flowgate_commits_refused_total", "guard" => guard);
+        let commits = |outcome: &'static str| {
+            let instance = instance.clone();
+            metrics::counter!("flowgate_commits_total", "instance" => instance, "outcome" => outcome)
+        };
+        let ended = |status: RunStatus| metrics::counter!("flowgate_runs_ended_total", "status" => status.as_str());
         Self {
             succeeded: steps("succeeded"),
             failed: steps("failed"),
             retried: steps("retried"),
             released: steps("released"),
             dropped: steps("dropped"),
-            commits: metrics::histogram!("flowgate_commit_batch_size"),
+            batch_size: metrics::histogram!("flowgate_commit_batch_size"),
+            commit_wait_seconds: metrics::histogram!("flowgate_commit_wait_seconds"),
             commit_seconds: metrics::histogram!("flowgate_commit_seconds"),
-            orchestration_seconds: metrics::histogram!("flowgate_orchestration_seconds"),
-            refused_version: refused("run_version"),
-            refused_lease: refused("lease_held"),
-            store_errors: metrics::counter!("flowgate_store_errors_total"),
+            orchestration_seconds: metrics::histogram!(
+                "flowgate_orchestration_seconds", "instance" => instance.clone()
+            ),
+            commits: Commits {
+                applied: commits("applied"),
+                run_exists: commits("run_exists"),
+                run_version: commits("run_version"),
+                lease_lost: commits("lease_lost"),
+                too_large: commits("too_large"),
+            },
+            runs_started: metrics::counter!("flowgate_runs_started_total"),
+            runs_ended: RunsEnded {
+                completed: ended(RunStatus::Completed),
+                failed: ended(RunStatus::Failed),
+                cancelled: ended(RunStatus::Cancelled),
+            },
+            reports_late: metrics::counter!("flowgate_reports_after_end_total"),
+            store_retries: metrics::counter!("flowgate_store_retries_total"),
             running: metrics::gauge!("flowgate_attempts_running"),
             leases_lost: metrics::counter!("flowgate_leases_lost_total"),
             repairs: metrics::counter!("flowgate_reconciler_repairs_total"),

@@ -15,22 +15,24 @@ use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_store::{NewRevision, RunDetail, Store};
 use futures_util::FutureExt;
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{Ending, Stop};
-use crate::backoff::jittered;
 use crate::committer::Committer;
 use crate::config::{ConfigError, EngineConfig};
+use crate::ends::{End, Known};
 use crate::error::{CommitError, EngineError};
 use crate::executor::worker::Workers;
 use crate::flows::LoadedFlow;
+use crate::follow::{FollowFrom, Follower};
+use crate::health::Health;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
 use crate::leases::LeaseKeeper;
 use crate::run_ids::RunIds;
-use crate::{clock, housekeeping, logs, worker};
+use crate::{beats, clock, ends, follow, housekeeping, logs, worker};
 
 /// A running instance. Clones are handles of the same one.
 ///
@@ -122,9 +124,12 @@ impl Engine {
             tasks.spawn(worker::poll(Arc::clone(&instance), pollers));
         }
         let committer = tasks.spawn(commit(Arc::clone(&instance), pollers));
-        tasks.spawn(worker::claim(Arc::clone(&instance), pollers));
-        tasks.spawn(housekeeping::sweep(Arc::clone(&instance)));
-        tasks.spawn(housekeeping::reconcile(Arc::clone(&instance)));
+        tasks.spawn(ends::follow_for_those_who_wait(Arc::clone(&instance)));
+        if !instance.config.is_client() {
+            tasks.spawn(worker::claim(Arc::clone(&instance), pollers));
+            tasks.spawn(housekeeping::sweep(Arc::clone(&instance)));
+            tasks.spawn(housekeeping::reconcile(Arc::clone(&instance)));
+        }
         let logs_closed = CancellationToken::new();
         let (log_store, closed) = (Arc::clone(&instance.store), logs_closed.clone());
         let log_writer = tasks.spawn(async move {
@@ -183,20 +188,14 @@ impl Engine {
         let flow = self.flow(flow.into()).await?;
         let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
         let run_id = start.run_id;
-        // Listening from before the start, it needs no read.
-        let ended = self.instance().waits.wait(run_id);
-        let started = self.begin(flow, start).await;
-        let outcome = match started {
-            Ok(started) if started.existing => self.wait(run_id).await.map(|d| d.row.run),
-            Ok(_) => tokio::select! {
-                run = ended => run.map_err(|_| EngineError::Closed),
-                // It may end on another instance.
-                detail = self.wait_elsewhere(run_id) => detail.map(|detail| detail.row.run),
-            },
-            Err(error) => Err(error),
-        };
-        self.instance().waits.forget(run_id);
-        outcome
+        // Listening from before the start, it needs no read if the run ends here.
+        let listener = self.instance().ends.listen(run_id);
+        let started = self.begin(flow, start).await?;
+        let known = if started.existing { Known::Nothing } else { Known::Started };
+        match ends::ended(self.instance(), listener, known).await? {
+            End::Here(run) => Ok(run),
+            End::Read(detail) => Ok(detail.row.run),
+        }
     }
 
     /// Sends a run a signal.
@@ -243,13 +242,21 @@ impl Engine {
 
     /// Returns when the run has ended, on whichever instance.
     pub async fn wait(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
-        let ended = self.instance().waits.wait(run_id);
-        let detail = tokio::select! {
-            detail = self.wait_polling(run_id) => detail,
-            Ok(_) = ended => self.wait_polling(run_id).await,
-        };
-        self.instance().waits.forget(run_id);
-        detail
+        let listener = self.instance().ends.listen(run_id);
+        match ends::ended(self.instance(), listener, Known::Nothing).await? {
+            End::Read(detail) => Ok(*detail),
+            End::Here(_) => {
+                let read = ends::read_ended(self.instance(), run_id).await?;
+                Ok(read.expect("a run that has ended stays so"))
+            }
+        }
+    }
+
+    /// Follows all events, on whichever instance they are committed, in the order of each run.
+    ///
+    /// From now on means: everything that is committed after this returns is among them.
+    pub async fn follow(&self, from: FollowFrom) -> Result<Follower, EngineError> {
+        follow::follow(self.instance(), from).await
     }
 
     /// What is committed through this instance from now on. A listener that falls far behind
@@ -261,6 +268,14 @@ impl Engine {
     /// Whether it takes on work: it is not shutting down, and no bug has stopped it.
     pub fn is_running(&self) -> bool {
         !self.instance().stopping.is_cancelled()
+    }
+
+    /// Whether it can do its work, from now on.
+    ///
+    /// An idle instance notices within five seconds that its store does not answer, as long as it
+    /// beats every two.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.instance().health.watch()
     }
 
     /// Whether nothing is in flight on this instance.
@@ -282,6 +297,7 @@ impl Engine {
         let Some(parts) = parts.take() else { return };
         let instance = self.instance();
         let grace = instance.config.shutdown_grace;
+        instance.health.stop();
         instance.stopping.cancel();
         if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
             hand_back(instance).await;
@@ -295,6 +311,7 @@ impl Engine {
         }
         instance.giving_up.cancel();
         parts.leases.stop().await;
+        beats::leave(instance).await;
         self.inner.logs_closed.cancel();
         drop(parts.log_writer.await);
         instance.tasks.close();
@@ -404,33 +421,11 @@ impl Engine {
             log.extend(page);
         }
     }
-
-    /// Like [`Self::wait_polling`], for a run that will most likely end here before the first read.
-    async fn wait_elsewhere(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
-        tokio::time::sleep(jittered(self.config().poll_max)).await;
-        self.wait_polling(run_id).await
-    }
-
-    /// Reads a run, less and less often, until it has ended.
-    async fn wait_polling(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
-        let poll_max = self.config().poll_max;
-        let mut pause = Duration::from_millis(100).min(poll_max);
-        loop {
-            match self.store().read_run(run_id).await {
-                Ok(None) => return Err(EngineError::NoRun(run_id)),
-                Ok(Some(detail)) if detail.row.run.status.is_terminal() => return Ok(detail),
-                Ok(Some(_)) => {}
-                Err(error) if error.is_transient() => {}
-                Err(error) => return Err(error.into()),
-            }
-            tokio::time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(poll_max);
-        }
-    }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.instance.health.stop();
         self.instance.stopping.cancel();
         self.instance.giving_up.cancel();
         self.instance.inbox.close();
@@ -447,6 +442,7 @@ async fn commit(instance: Arc<Instance>, pollers: usize) {
     let committer = Committer::new(Arc::clone(&instance), pollers).run();
     if AssertUnwindSafe(committer).catch_unwind().await.is_err() {
         tracing::error!("the committer panicked; the instance stops");
+        instance.health.stop();
         instance.stopping.cancel();
         instance.giving_up.cancel();
     }

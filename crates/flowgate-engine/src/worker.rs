@@ -16,6 +16,7 @@ use flowgate_store::StoreError;
 
 use crate::attempt::{Attempt, Ending};
 use crate::backoff::{Backoff, jittered};
+use crate::health::Source;
 use crate::instance::Instance;
 use crate::{clock, executor};
 
@@ -30,12 +31,14 @@ pub(crate) async fn claim(instance: Arc<Instance>, pollers: usize) {
     let mut backoff = backoff();
     while !stopping.is_cancelled() {
         let Err(error) = claim_some(&instance, pollers).await else {
+            instance.health.answered(Source::Claims);
             backoff = self::backoff();
             continue;
         };
-        instance.metrics.store_errors.increment(1);
-        if backoff.tries() == 0 {
-            tracing::warn!(%error, "the store hands out no jobs; trying on");
+        instance.metrics.store_retries.increment(1);
+        instance.health.failed(Source::Claims, &error);
+        if let Some(kept_back) = instance.throttles.claims.pass() {
+            tracing::warn!(%error, kept_back, "the store hands out no jobs; trying on");
         }
         tokio::select! {
             () = stopping.cancelled() => {}

@@ -100,6 +100,11 @@ impl Stopwatch {
     }
 }
 
+/// The monotonic clock; tokio's, so that a test that pauses time pauses what waits by it.
+pub(crate) fn monotonic() -> Instant {
+    Instant::now()
+}
+
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the wall clock")]
 fn wall_time() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);

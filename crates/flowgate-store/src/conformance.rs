@@ -130,6 +130,7 @@ macro_rules! conformance_cases {
                 a_run_is_in_one_feed,
                 the_feed_is_read_in_pages_that_begin_anywhere,
                 the_feed_never_grows_behind_a_reader,
+                the_end_of_a_feed_is_where_it_grows,
                 a_commit_wakes_a_reader_of_the_feed,
                 a_wait_for_a_feed_that_has_grown_ends_at_once,
                 a_wait_for_the_feed_ends_after_its_longest_time,

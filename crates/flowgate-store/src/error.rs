@@ -41,6 +41,12 @@ pub enum StoreError {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
+    /// Its settings may lose what was acknowledged.
+    #[error("the store is not safe to use: {message}")]
+    Unsafe {
+        /// Every setting that is not safe, and the remedy.
+        message: String,
+    },
     /// It was written by a newer flowgate, or is not one of ours.
     #[error("the store cannot be used by this version: {message}")]
     Incompatible {
@@ -57,6 +63,7 @@ impl StoreError {
             Self::Owned { .. }
             | Self::ReadOnly
             | Self::Corrupt { .. }
+            | Self::Unsafe { .. }
             | Self::Incompatible { .. } => false,
         }
     }

@@ -159,6 +159,10 @@ impl Store for Faulty {
         self.inner.kind()
     }
 
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
+    }
+
     async fn now(&self) -> Result<Timestamp, StoreError> {
         self.pass(Call::Now, self.inner.now()).await
     }
@@ -215,6 +219,10 @@ impl Store for Faulty {
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
         self.pass(Call::Read, self.inner.read_feed(feed, after, limit)).await
+    }
+
+    async fn feed_end(&self, feed: u16) -> Result<Position, StoreError> {
+        self.pass(Call::Read, self.inner.feed_end(feed)).await
     }
 
     async fn wait_feed(

@@ -76,6 +76,7 @@ fn error_name(error: &StoreError) -> &'static str {
         StoreError::Owned { .. } => "owned",
         StoreError::ReadOnly => "read_only",
         StoreError::Corrupt { .. } => "corrupt",
+        StoreError::Unsafe { .. } => "unsafe",
         StoreError::Incompatible { .. } => "incompatible",
     }
 }
@@ -93,6 +94,10 @@ fn refusal_name(refusal: Refusal) -> &'static str {
 impl Store for Instrumented {
     fn kind(&self) -> &'static str {
         self.kind
+    }
+
+    fn is_shared(&self) -> bool {
+        self.inner.is_shared()
     }
 
     async fn now(&self) -> Result<Timestamp, StoreError> {
@@ -151,6 +156,10 @@ impl Store for Instrumented {
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
         self.tell("read_feed", self.inner.read_feed(feed, after, limit)).await
+    }
+
+    async fn feed_end(&self, feed: u16) -> Result<Position, StoreError> {
+        self.tell("feed_end", self.inner.feed_end(feed)).await
     }
 
     async fn wait_feed(

@@ -33,24 +33,36 @@ use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub mod breaker;
+mod changes;
 pub mod clock;
 #[cfg(feature = "testing")]
 pub mod conformance;
+pub mod copy;
 mod error;
 #[cfg(feature = "testing")]
 pub mod faulty;
+mod finding;
 mod instances;
 pub mod instrumented;
 pub mod memory;
 mod open;
+pub mod postgres;
+pub mod redis;
 pub mod sqlite;
+pub mod url;
 mod wait;
 
+pub use breaker::{Breaker, BreakerState};
 pub use clock::Clock;
 pub use error::StoreError;
+pub use finding::{Finding, Level};
 pub use instrumented::Instrumented;
 pub use memory::MemoryStore;
+pub use postgres::{PostgresOptions, PostgresStore};
+pub use redis::{RedisOptions, RedisStore, RedisUrlError};
 pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
+pub use url::{StoreUrl, open_shared};
 
 /// A place where runs live.
 #[async_trait]
@@ -58,6 +70,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Its kind, as in the first part of its URL: `memory`, `sqlite`, `redis`, `redis-cluster`,
     /// `postgres`.
     fn kind(&self) -> &'static str;
+
+    /// Whether more than one instance may use it at the same time.
+    fn is_shared(&self) -> bool {
+        true
+    }
 
     /// The time on its clock.
     async fn now(&self) -> Result<Timestamp, StoreError>;
@@ -106,6 +123,10 @@ pub trait Store: fmt::Debug + Send + Sync {
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError>;
+
+    /// The end of the feed with this index: what can be read now is at or before it, and what is
+    /// committed from now on is after it.
+    async fn feed_end(&self, feed: u16) -> Result<Position, StoreError>;
 
     /// Returns when the feed with this index may hold an event over `after`, and after `wait_max`
     /// at the latest.

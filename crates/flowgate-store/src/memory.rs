@@ -199,6 +199,10 @@ impl Store for MemoryStore {
         Ok(events.skip_while(|event| event.position.minor <= after).take(limit).collect())
     }
 
+    async fn feed_end(&self, _feed: u16) -> Result<Position, StoreError> {
+        Ok(Position::counted(self.state.lock().position_last))
+    }
+
     async fn wait_feed(
         &self,
         _feed: u16,

@@ -23,6 +23,7 @@ use flowgate_core::time::Timestamp;
 use parking_lot::RwLock;
 use tokio::sync::watch;
 
+pub use self::examine::examine;
 use self::fault::closed;
 use self::file::{FORMAT_WITH_TAGS, Found};
 use self::read::Readers;
@@ -37,6 +38,7 @@ use crate::{
     StoreCopy, StoreError, StoredRevision, Swept,
 };
 
+mod examine;
 mod fault;
 mod file;
 mod import;
@@ -370,6 +372,10 @@ impl Store for SqliteStore {
         "sqlite"
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     async fn now(&self) -> Result<Timestamp, StoreError> {
         Ok(self.clock.now())
     }
@@ -451,6 +457,10 @@ impl Store for SqliteStore {
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
         self.readers.read("reading the feed", move |file| read::feed(file, after, limit)).await
+    }
+
+    async fn feed_end(&self, _feed: u16) -> Result<Position, StoreError> {
+        self.readers.read("reading the end of the feed", read::feed_end).await
     }
 
     async fn wait_feed(

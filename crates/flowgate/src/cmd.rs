@@ -17,9 +17,12 @@ mod completions;
 mod config;
 mod crash_test;
 mod dev;
+mod doctor;
 mod flows;
+mod instances;
 mod run;
 mod runs;
+mod store;
 mod why;
 
 const AFTER_HELP: &str = "\
@@ -38,7 +41,8 @@ Examples:
 /// How long the process waits for what does not stop.
 const SHUTDOWN_MAX: Duration = Duration::from_millis(500);
 
-const STORE_HELP: &str = "Where runs live: sqlite:PATH or memory: [env: FLOWGATE_STORE] \
+const STORE_HELP: &str = "Where runs live: sqlite:PATH, postgres://…, redis://…, \
+                          redis-cluster://…, redis+sentinel://… or memory: [env: FLOWGATE_STORE] \
                           [default: sqlite:.flowgate/flowgate.db]";
 
 /// Runs flows: graphs of steps that subscribe to events and emit events.
@@ -90,6 +94,12 @@ enum Command {
     Runs(runs::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
+    /// List the instances that work on the store
+    Instances(instances::Args),
+    /// Look at the store for what may cost runs, and say the remedy
+    Doctor(doctor::Args),
+    /// Copy a store to another one
+    Store(store::Args),
     /// Measure how fast flows run here
     Bench(bench::Args),
     /// Kill a worker process again and again while runs go on, and check what is left
@@ -141,6 +151,9 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
+        Command::Instances(args) => block_on(instances::run(app, args)),
+        Command::Doctor(args) => block_on(doctor::run(app, args)),
+        Command::Store(args) => block_on(store::run(app, args)),
         Command::Bench(args) => block_on(bench::run(app, args)),
         Command::CrashTest(args) => block_on(crash_test::run(app, args)),
         Command::CrashWorker(args) => block_on(crash_test::worker::run(app, args)),
@@ -184,6 +197,9 @@ impl Global {
             Command::Flows(_)
             | Command::Runs(_)
             | Command::Why(_)
+            | Command::Instances(_)
+            | Command::Doctor(_)
+            | Command::Store(_)
             | Command::Bench(_)
             | Command::CrashTest(_)
             | Command::CrashWorker(_)

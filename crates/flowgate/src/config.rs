@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use flowgate_core::flow::Span;
 use flowgate_core::ids::is_identifier;
-use flowgate_store::{Queues, Retention};
+use flowgate_store::url::{StoreUrlError, masked};
+use flowgate_store::{Queues, Retention, StoreUrl};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::failure::Failure;
@@ -42,8 +43,14 @@ const fn key(
 }
 
 /// Every setting there is.
-pub(crate) const KEYS: [Key; 9] = [
+pub(crate) const KEYS: [Key; 10] = [
     key("store", "FLOWGATE_STORE", "sqlite:.flowgate/flowgate.db", "where runs live"),
+    key(
+        "store.allow_volatile",
+        "FLOWGATE_STORE_ALLOW_VOLATILE",
+        "false",
+        "true: use a Redis that may lose what it acknowledged",
+    ),
     key("concurrency", "FLOWGATE_CONCURRENCY", "256", "attempts at the same time"),
     key("lease", "FLOWGATE_LEASE", "30s", "how long a job stays with an instance unheard of"),
     key("shutdown_grace", "FLOWGATE_SHUTDOWN_GRACE", "10s", "time for attempts to end on Ctrl-C"),
@@ -79,24 +86,6 @@ pub(crate) struct Config {
     pub(crate) settings: Vec<Setting>,
 }
 
-/// Where runs live.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StoreUrl {
-    /// In this process, until it ends.
-    Memory,
-    /// In this file.
-    Sqlite(PathBuf),
-}
-
-impl fmt::Display for StoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory => f.write_str("memory:"),
-            Self::Sqlite(path) => write!(f, "sqlite:{}", path.display()),
-        }
-    }
-}
-
 /// When a commit counts as written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Synchronous {
@@ -110,8 +99,16 @@ pub(crate) enum Synchronous {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
     pub(crate) key: &'static str,
-    pub(crate) value: String,
+    /// As it was written; may hold a password.
+    value: String,
     pub(crate) origin: Origin,
+}
+
+impl Setting {
+    /// The value as anybody may see it.
+    pub(crate) fn shown(&self) -> String {
+        masked(&self.value)
+    }
 }
 
 /// Where a value came from.
@@ -201,8 +198,12 @@ impl Config {
             runs: span("retention.runs")?,
             ..Retention::DEFAULT
         };
+        let mut store = read(get("store"), parse_store)?;
+        if read(get("store.allow_volatile"), parse_flag)? {
+            store.allow_volatile();
+        }
         Ok(Self {
-            store: read(get("store"), parse_store)?,
+            store,
             concurrency: read(get("concurrency"), parse_concurrency)?,
             lease: read(get("lease"), parse_lease)?,
             shutdown_grace: span("shutdown_grace")?,
@@ -216,7 +217,7 @@ impl Config {
 }
 
 /// What is wrong with a value, and what to write instead.
-type Wrong = (String, String);
+pub(crate) type Wrong = (String, String);
 
 fn read<T>(setting: &Setting, parse: fn(&str) -> Result<T, Wrong>) -> Result<T, Failure> {
     parse(&setting.value).map_err(|(message, help)| {
@@ -225,21 +226,13 @@ fn read<T>(setting: &Setting, parse: fn(&str) -> Result<T, Wrong>) -> Result<T, 
     })
 }
 
-fn parse_store(text: &str) -> Result<StoreUrl, Wrong> {
-    let help = "use sqlite:PATH or memory:".to_owned();
-    match text.split_once(':') {
-        Some(("memory", "")) => Ok(StoreUrl::Memory),
-        Some(("sqlite", path)) if !path.is_empty() => {
-            // `sqlite:///a` is how other tools write an absolute path.
-            let path = if path.starts_with("///") { &path[2..] } else { path };
-            Ok(StoreUrl::Sqlite(path.into()))
-        }
-        Some(("sqlite" | "memory", _)) => Err((format!("`{text}` is not a store URL"), help)),
-        Some((scheme, _)) if is_identifier(scheme) => {
-            Err((format!("the store `{scheme}:` is not supported by this version"), help))
-        }
-        Some(_) | None => Err((format!("`{text}` is not a store URL"), help)),
-    }
+pub(crate) fn parse_store(text: &str) -> Result<StoreUrl, Wrong> {
+    text.parse().map_err(|error: StoreUrlError| (error.to_string(), error.help))
+}
+
+fn parse_flag(text: &str) -> Result<bool, Wrong> {
+    let help = "write `true` or `false`".to_owned();
+    text.parse().map_err(|_| (format!("`{text}` is neither true nor false"), help))
 }
 
 fn parse_concurrency(text: &str) -> Result<usize, Wrong> {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use flowgate_store::StoreError;
+use flowgate_store::{StoreError, StoreUrl};
 use serde_json::json;
 
 /// How a verb ends.
@@ -94,6 +94,19 @@ impl Failure {
         self
     }
 
+    /// The same about the store at `url`, with the way out that fits a server.
+    pub(crate) fn at_store(mut self, url: &StoreUrl) -> Self {
+        if self.code == "store_unavailable" && url.is_shared() {
+            self.help = Some(
+                "check that the server runs and can be reached from here, with the user and \
+                 password of the URL; `flowgate doctor` looks closer"
+                    .to_owned(),
+            );
+        }
+        self.path.get_or_insert(url.to_string());
+        self
+    }
+
     /// Whoever read our output has gone; there is nobody left to tell.
     pub(crate) fn reader_gone() -> Self {
         Self::new(Exit::Done, "reader_gone", "")
@@ -146,6 +159,11 @@ impl From<StoreError> for Failure {
                 let message = format!("the store is damaged: {message}");
                 Self { source, ..Self::new(Exit::Store, "store_damaged", message) }
                     .help("restore a backup; nothing was overwritten")
+            }
+            StoreError::Unsafe { message } => {
+                let message = format!("the store is not safe to use: {message}");
+                Self::usage("store_unsafe", message)
+                    .help("change its settings; `flowgate doctor` checks them and says how")
             }
             StoreError::Incompatible { message } => {
                 let message = format!("the store cannot be used by this version: {message}");

@@ -1,4 +1,4 @@
-//! This process as the owner of its store: the engine, and who may ask it for something.
+//! This process as an instance on its store: the engine, and who may ask it for something.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use flowgate_core::run::Run;
 use flowgate_engine::{
     Applied, Engine, EngineConfig, EngineError, ProcessConfig, StartRequest, Workers,
 };
-use flowgate_store::{Queues, Retention, Store};
+use flowgate_store::{Queues, Retention, Store, StoreUrl};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cmd::App;
-use crate::config::{Origin, StoreUrl};
+use crate::config::Origin;
 use crate::control::{Reply, Request, Serve, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
@@ -48,10 +48,11 @@ pub(crate) struct Instance {
 }
 
 impl Instance {
-    /// Owns the store and begins to work. Other processes can ask it for something from now on.
+    /// Opens the store and begins to work. Where it owns the store, other processes can ask it for
+    /// something from now on.
     pub(crate) async fn open(app: &App, work: Work) -> Result<Arc<Self>, Failure> {
         let instance_id = flowgate_engine::instance_id();
-        let own = stores::open_to_own(app, &instance_id).await?;
+        let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
         let defaults = EngineConfig::new(instance_id);
         // Programs have a bound of their own, which yields to what the user says.
         let is_said = app.config.origin_of("concurrency") != &Origin::Default;

@@ -38,7 +38,8 @@
 //! # }
 //! ```
 //!
-//! With [`SqliteStore`] in place of [`MemoryStore`] the runs are kept in a file.
+//! With [`SqliteStore`] in place of [`MemoryStore`] the runs are kept in a file, and with what
+//! [`open_shared`] opens many processes work on the same ones.
 #![warn(missing_docs)]
 
 pub use flowgate_core::event::{Event, StepError, StoredEvent};
@@ -55,5 +56,5 @@ pub use flowgate_engine::{
 };
 pub use flowgate_store::{
     LogLevel, MemoryStore, Queues, Retention, RunDetail, RunQuery, RunRow, SqliteOptions,
-    SqliteStore, Store, StoreError, Synchronous,
+    SqliteStore, Store, StoreError, StoreUrl, Synchronous, open_shared,
 };

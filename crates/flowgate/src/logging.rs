@@ -10,7 +10,11 @@ use tracing_subscriber::util::SubscriberInitExt;
 /// Starts logging at `level`; other people's crates only warn.
 pub(crate) fn start(level: LevelFilter) {
     let others = level.min(LevelFilter::WARN);
-    let filter = Targets::new().with_default(others).with_target("flowgate", level);
+    let filter = Targets::new()
+        .with_default(others)
+        .with_target("flowgate", level)
+        // It warns of every connection that it replaces, and a shutdown closes some.
+        .with_target("deadpool", LevelFilter::ERROR.min(level));
     let registry = tracing_subscriber::registry().with(filter);
     let lines = fmt::layer().with_writer(std::io::stderr).with_target(false);
     // It can only be set once, and whoever set it before us wants it so.

@@ -8,6 +8,7 @@ use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 use flowgate_core::ids::RunId;
 use flowgate_core::run::{RunStatus, StepState};
+use flowgate_store::Level;
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -155,6 +156,20 @@ impl Cell {
 
     pub(crate) fn status(status: RunStatus) -> Self {
         Self { text: status.as_str().to_owned(), style: status_style(status) }
+    }
+
+    pub(crate) fn level(level: Level) -> Self {
+        let (text, color) = match level {
+            Level::Good => ("ok", AnsiColor::Green),
+            Level::Warning => ("warning", AnsiColor::Yellow),
+            Level::Bad => ("bad", AnsiColor::Red),
+        };
+        Self { text: text.to_owned(), style: color.on_default() }
+    }
+
+    /// What it says, without its style.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
     }
 
     pub(crate) fn state(state: StepState) -> Self {

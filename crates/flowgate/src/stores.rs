@@ -5,17 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flowgate_core::ids::InstanceId;
+use flowgate_core::time::Timestamp;
 use flowgate_core::view::Executor;
-use flowgate_store::{MemoryStore, SqliteOptions, SqliteStore, Store};
+use flowgate_store::{
+    InstanceRow, MemoryStore, RunDetail, SqliteOptions, SqliteStore, Store, StoreUrl,
+};
 
 use crate::cmd::App;
-use crate::config::{StoreUrl, Synchronous};
+use crate::config::Synchronous;
 use crate::failure::{Exit, Failure};
 
 /// The folder of the default store; what it holds belongs to this machine.
 const FOLDER: &str = ".flowgate";
 
-/// A store that this process owns.
+/// A store that this process writes to: a file or memory that it owns, or a share of a server.
 #[derive(Debug)]
 pub(crate) struct OwnStore {
     pub(crate) store: Arc<dyn Store>,
@@ -37,8 +40,10 @@ impl OwnStore {
 ///
 /// A store that nobody has written to yet is empty, not an error.
 pub(crate) async fn open_to_read(app: &App) -> Result<Arc<dyn Store>, Failure> {
-    let StoreUrl::Sqlite(path) = &app.config.store else {
-        return Err(memory_is_private());
+    let path = match &app.config.store {
+        StoreUrl::Sqlite(path) => path,
+        StoreUrl::Memory => return Err(memory_is_private()),
+        shared @ (StoreUrl::Redis(_) | StoreUrl::Postgres(_)) => return open_shared(shared).await,
     };
     let is_empty = match std::fs::metadata(path) {
         Ok(found) => found.len() == 0,
@@ -52,10 +57,20 @@ pub(crate) async fn open_to_read(app: &App) -> Result<Arc<dyn Store>, Failure> {
     Ok(Arc::new(SqliteStore::open_read_only(path).await?))
 }
 
-/// Opens the store as its only owner, and makes it if there is none.
-pub(crate) async fn open_to_own(app: &App, owner: &InstanceId) -> Result<OwnStore, Failure> {
-    let StoreUrl::Sqlite(path) = &app.config.store else {
-        return Ok(OwnStore { store: Arc::new(MemoryStore::new()), file: None });
+/// Opens the store to write, an embedded one as its only owner, and makes it if there is none.
+pub(crate) async fn open_to_write(
+    app: &App,
+    url: &StoreUrl,
+    owner: &InstanceId,
+) -> Result<OwnStore, Failure> {
+    let path = match url {
+        StoreUrl::Sqlite(path) => path,
+        StoreUrl::Memory => {
+            return Ok(OwnStore { store: Arc::new(MemoryStore::new()), file: None });
+        }
+        StoreUrl::Redis(_) | StoreUrl::Postgres(_) => {
+            return Ok(OwnStore { store: open_shared(url).await?, file: None });
+        }
     };
     make_folder(path)?;
     let options = SqliteOptions {
@@ -67,6 +82,11 @@ pub(crate) async fn open_to_own(app: &App, owner: &InstanceId) -> Result<OwnStor
     };
     let file = Arc::new(SqliteStore::open(path, options).await?);
     Ok(OwnStore { store: Arc::clone(&file) as Arc<dyn Store>, file: Some(file) })
+}
+
+/// Opens a store on a server.
+async fn open_shared(url: &StoreUrl) -> Result<Arc<dyn Store>, Failure> {
+    url.open_shared().await.map_err(|error| Failure::from(error).at_store(url))
 }
 
 fn make_folder(path: &Path) -> Result<(), Failure> {
@@ -103,12 +123,32 @@ pub(crate) fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
-/// Who executes the jobs of the store: whoever holds its lock.
-pub(crate) fn executor(app: &App) -> Executor {
-    let StoreUrl::Sqlite(path) = &app.config.store else { return Executor::Unknown };
-    match SqliteStore::owner_of(path) {
-        Ok(None) => Executor::Nobody,
-        Ok(Some(owner)) => Executor::Known(owner),
-        Err(_) => Executor::Unknown,
+/// Who executes the jobs of the store: whoever holds its lock, or whoever was heard of.
+pub(crate) async fn executor(
+    app: &App,
+    store: &dyn Store,
+    detail: &RunDetail,
+    now: Timestamp,
+) -> Result<Executor, Failure> {
+    match &app.config.store {
+        StoreUrl::Memory => Ok(Executor::Unknown),
+        StoreUrl::Sqlite(path) => Ok(match SqliteStore::owner_of(path) {
+            Ok(None) => Executor::Nobody,
+            Ok(Some(owner)) => Executor::Known(owner),
+            Err(_) => Executor::Unknown,
+        }),
+        StoreUrl::Redis(_) | StoreUrl::Postgres(_) => {
+            // An instance that is silent may still work: only the end of its lease says that it
+            // does not.
+            let mut leases = detail.jobs.iter().filter_map(|job| job.lease.as_ref());
+            let is_held = leases.any(|lease| lease.expires_at > now);
+            let is_heard = store.list_instances().await?.iter().any(|row| !is_silent(row, now));
+            Ok(if is_held || is_heard { Executor::Unknown } else { Executor::Nobody })
+        }
     }
+}
+
+/// Whether an instance has not been heard of for longer than it should.
+pub(crate) fn is_silent(row: &InstanceRow, now: Timestamp) -> bool {
+    now.since(row.seen_at).as_millis() > u128::from(row.beat.silent_ms_max)
 }

@@ -10,6 +10,10 @@ const DIRECTION: &[&str] =
 /// What only tests and chores use. It uses none of our crates, and no product is built with it.
 const TESTBED: &str = "flowgate-testbed";
 
+/// The harness that puts instances under faults: it uses both, and no product is built with it.
+const CHAOS: &str = "flowgate-chaos";
+const CHAOS_MAY_USE: &[&str] = &["flowgate-engine", "flowgate-store", "flowgate-core", TESTBED];
+
 /// What xtask may use: more would make every chore wait for the engine to compile.
 const XTASK_MAY_USE: &[&str] = &["flowgate-store", "flowgate-core", TESTBED];
 
@@ -54,6 +58,9 @@ fn may_use(name: &str) -> Option<&'static [&'static str]> {
     }
     if name == TESTBED {
         return Some(&[]);
+    }
+    if name == CHAOS {
+        return Some(CHAOS_MAY_USE);
     }
     let place = DIRECTION.iter().position(|crate_name| *crate_name == name)?;
     Some(&DIRECTION[place + 1..])

@@ -180,7 +180,7 @@ impl fmt::Display for Cause {
             Self::Queued { queue, since } => {
                 write!(f, "is due since {since} and waits in the queue `{queue}`")
             }
-            Self::Unowned {} => f.write_str("no process owns the store, so nothing in it runs"),
+            Self::Unowned {} => f.write_str("no process works on the store, so nothing in it runs"),
             Self::Abandoned { instance, attempt } => {
                 write!(f, "was running: attempt {attempt} ended with its instance {instance}")
             }

@@ -154,7 +154,7 @@ fn a_due_step_is_explained_by_who_could_run_it() {
     ];
     let answer = |first: &[&'static str]| [first, &pending[..], &PENDING_TAIL[..]].concat();
     let queued = "`start` is due since 2023-11-14T22:13:20.000Z and waits in the queue `default`";
-    let unowned = "no process owns the store, so nothing in it runs";
+    let unowned = "no process works on the store, so nothing in it runs";
     play.check(&Executor::Nobody, &answer(&[unowned, queued]));
     let owned = Executor::Known("process 7 (host-1)".to_owned());
     play.check(&owned, &answer(&[queued]));

@@ -43,7 +43,7 @@ pub(super) fn decide(instance: &Instance, entry: &mut Entry) -> Option<(Commit, 
                 });
                 items.push(item);
             }
-            Err(rejection) => reject(entry, item, rejection),
+            Err(rejection) => reject(instance, entry, item, rejection),
         }
     }
     entry.pending.extend(pending);
@@ -102,7 +102,13 @@ fn logs(report: &Report, job_id: JobId) -> bool {
 }
 
 /// The run is past it: an attempt is dropped, anybody else is told.
-fn reject(entry: &mut Entry, item: Item, rejection: Rejection) {
+fn reject(instance: &Instance, entry: &mut Entry, item: Item, rejection: Rejection) {
+    if let Rejection::RunEnded(_) = rejection {
+        instance.metrics.reports_late.increment(1);
+        let Run { run_id, flow, .. } = &*entry.run;
+        let instance = &instance.config.instance;
+        tracing::debug!(%run_id, %flow, %instance, "the run has ended already");
+    }
     let stop = match &rejection {
         Rejection::RunEnded(_) => Some(Stop::Cancelled),
         Rejection::StepNotOpen(_) => Some(Stop::LeaseLost),
@@ -116,7 +122,7 @@ fn reject(entry: &mut Entry, item: Item, rejection: Rejection) {
     if let (Some(stop), Some(attempt)) = (stop, &item.attempt) {
         attempt.stop(stop);
         entry.take_attempt(attempt.lease());
-        attempt.instance.metrics.dropped.increment(1);
+        instance.metrics.dropped.increment(1);
     }
     settle::refuse(item, CommitError::Rejected(rejection));
 }

@@ -18,7 +18,7 @@ use crate::error::CommitError;
 use crate::id_map::RunMap;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
-use crate::instance::Applied;
+use crate::instance::{Applied, Instance};
 
 /// Refusals of one run after which those who wait for an answer get one.
 const REFUSALS_MAX: u32 = 100;
@@ -34,10 +34,12 @@ impl Committer {
         for (sent, outcome) in sent.into_iter().zip(outcomes) {
             match (sent.origin, outcome) {
                 (SentOrigin::Start(start), CommitOutcome::Applied { handed_off }) => {
+                    instance.metrics.runs_started.increment(1);
                     self.tell(&sent.record, sent.events);
                     self.begin_run(&mut runs, *start, &sent.record, (handed_off, now));
                 }
                 (SentOrigin::Start(start), CommitOutcome::Refused(refusal)) => {
+                    self.tell_refused(&sent.record, refusal);
                     answer(start.reply, Err(error_of(refusal)));
                 }
                 (SentOrigin::Reports(run_id, items), CommitOutcome::Applied { handed_off }) => {
@@ -54,6 +56,7 @@ impl Committer {
                 }
                 (SentOrigin::Reports(run_id, items), CommitOutcome::Refused(refusal)) => {
                     let entry = runs.get_mut(&run_id).expect("a run with a commit is kept");
+                    self.tell_refused(&sent.record, refusal);
                     self.refused(entry, items, refusal);
                     self.go_on(&mut runs, run_id);
                 }
@@ -84,8 +87,16 @@ impl Committer {
         }
     }
 
+    /// A commit is written.
     fn tell(&mut self, record: &Arc<Run>, events: Vec<flowgate_core::event::Event>) {
-        if record.status.is_terminal() {
+        let Instance { metrics, config, .. } = &*self.instance;
+        let Run { run_id, flow, version, status, .. } = &**record;
+        metrics.commits.applied.increment(1);
+        tracing::debug!(%run_id, %flow, instance = %config.instance, version, "decided");
+        if let Some(ended) = metrics.runs_ended.of(*status) {
+            ended.increment(1);
+            let status = status.as_str();
+            tracing::info!(%run_id, %flow, instance = %config.instance, status, "the run ended");
             self.ended.push(Arc::clone(record));
         }
         if !events.is_empty() {
@@ -93,6 +104,20 @@ impl Committer {
             // The last listener may be gone by now.
             drop(self.instance.live.send(Arc::new(applied)));
         }
+    }
+
+    /// A commit is not written.
+    fn tell_refused(&self, record: &Run, refusal: Refusal) {
+        let Instance { metrics, config, .. } = &*self.instance;
+        let Run { run_id, flow, version, .. } = record;
+        metrics.commits.refused(refusal).increment(1);
+        let message = match refusal {
+            Refusal::RunVersion => "another instance was first",
+            Refusal::RunExists => "the run was started before",
+            Refusal::LeaseLost(_) => "the lease was lost before the commit",
+            Refusal::TooLarge { .. } => "the commit is too large",
+        };
+        tracing::debug!(%run_id, %flow, instance = %config.instance, version, "{message}");
     }
 
     fn begin_run(
@@ -123,6 +148,12 @@ impl Committer {
                 }
                 Report::Signal { .. } | Report::Reconcile { .. } | Report::Cancel { .. } => {}
             }
+        }
+        if let Report::Reconcile { version, .. } = item.report {
+            self.instance.metrics.repairs.increment(1);
+            let Run { run_id, flow, .. } = &**record;
+            let instance = &self.instance.config.instance;
+            tracing::error!(%run_id, %flow, %instance, version, "a run was stuck; it is repaired");
         }
         if record.status.is_terminal() {
             // Whatever still runs, runs for nothing: the run was cancelled.
@@ -175,11 +206,9 @@ impl Committer {
 
     /// A commit of `items` is not written.
     fn refused(&mut self, entry: &mut Entry, mut items: Vec<Item>, refusal: Refusal) {
-        let metrics = &self.instance.metrics;
         entry.phase = Phase::Idle;
         match refusal {
             Refusal::RunVersion | Refusal::RunExists => {
-                metrics.refused_version.increment(1);
                 entry.refusals += 1;
                 if entry.refusals > REFUSALS_MAX {
                     items = answer_contended(items);
@@ -188,7 +217,6 @@ impl Committer {
                 self.reread(entry.run.run_id, entry.refusals);
             }
             Refusal::LeaseLost(job_id) => {
-                metrics.refused_lease.increment(1);
                 items = drop_lost(entry, items, job_id);
             }
             Refusal::TooLarge { bytes } if items.len() == 1 => {
@@ -211,7 +239,12 @@ impl Committer {
         if entry.phase == Phase::Ready {
             self.ready.push_back(run_id);
         } else if entry.is_done() {
+            let has_ended = entry.run.status.is_terminal();
             runs.remove(&run_id);
+            // Those who wait for an end are told of it, and of nothing else.
+            if !has_ended || self.ended.last().is_none_or(|run| run.run_id != run_id) {
+                self.left.push(run_id);
+            }
         }
     }
 
@@ -247,7 +280,10 @@ impl Committer {
             }
             Err(_) if self.instance.giving_up.is_cancelled() => entry.phase = Phase::Idle,
             Err(error) => {
-                tracing::warn!(%error, run_id = %entry.run.run_id, "a run cannot be read; trying on");
+                if let Some(kept_back) = self.instance.throttles.rereads.pass() {
+                    let run_id = entry.run.run_id;
+                    tracing::warn!(%error, %run_id, kept_back, "a run cannot be read; trying on");
+                }
                 self.reread(entry.run.run_id, entry.refusals.max(6));
             }
         }

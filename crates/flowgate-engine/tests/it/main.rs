@@ -1,11 +1,17 @@
-//! The engine on a store in memory: flows, time, faults, and the world outside.
+//! The engine on a store in memory and on shared ones: flows, time, faults, and the world outside.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod faults;
 mod flows;
+mod follow;
+mod health;
 mod http;
 mod leases;
 mod process;
 mod reconciler;
+mod recorder;
+mod rolling;
+mod shared;
+mod telling;
 mod waits;
 mod world;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::event::{LeaseStamp, StoredEvent};
+use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::{InstanceId, Position, RunId};
 use flowgate_core::limits::LOG_LINES_MAX;
 use flowgate_core::run::Run;
@@ -11,8 +11,8 @@ use flowgate_core::run::Run;
 use super::Harness;
 use super::world::{World, chain, single};
 use crate::{
-    Beat, Imported, InstanceState, JobCopy, LogLevel, NewLogLine, NewRevision, Retention, RunCopy,
-    RunQuery, StoreCopy, StoredRevision, Swept,
+    Beat, Imported, InstanceState, LogLevel, NewLogLine, NewRevision, Retention, RunCopy, RunQuery,
+    StoreCopy, StoredRevision, Swept,
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -267,22 +267,7 @@ pub async fn a_silent_instance_is_listed_for_a_day(harness: &mut impl Harness) {
 
 /// All of a run as the store has it, its leases given up.
 async fn copy_of<H: Harness>(world: &World<'_, H>, run_id: RunId) -> RunCopy {
-    let detail = world.run(run_id).await;
-    let jobs = detail.jobs.into_iter().map(|open| {
-        let mut lost = open.lost;
-        lost.extend(open.lease.map(|lease| LeaseStamp {
-            attempt: open.job.attempt,
-            token: lease.token,
-            instance: lease.instance,
-        }));
-        JobCopy { job: open.job, due_at: open.due_at, lost }
-    });
-    RunCopy {
-        row: detail.row,
-        jobs: jobs.collect(),
-        events: world.events(run_id).await,
-        log_lines: world.store().read_logs(run_id, 0, 100).await.unwrap(),
-    }
+    crate::copy::read_run(&*world.store(), run_id).await.unwrap().expect("the run is there")
 }
 
 /// A copy of a run under another id, as if it came from another store.

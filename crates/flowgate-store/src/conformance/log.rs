@@ -118,6 +118,30 @@ pub async fn the_feed_is_read_in_pages_that_begin_anywhere(harness: &mut impl Ha
     }
 }
 
+pub async fn the_end_of_a_feed_is_where_it_grows(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let store = world.store();
+    for index in 0..store.feeds() {
+        assert_eq!(store.feed_end(index).await.unwrap(), Position::START);
+    }
+    let flow = single("one");
+    for round in 0..10 {
+        let before = world.feeds(2 * round).await;
+        for (index, feed) in (0..).zip(&before) {
+            let last = feed.last().map_or(Position::START, |event| event.position);
+            assert_eq!(store.feed_end(index).await.unwrap(), last);
+        }
+        world.started(&flow, "1").await;
+        for (index, (before, after)) in
+            (0..).zip(before.iter().zip(world.feeds(2 * round + 2).await))
+        {
+            let end = before.last().map_or(Position::START, |event| event.position);
+            let grown = store.read_feed(index, end, 10).await.unwrap();
+            assert_eq!(grown, after[before.len()..]);
+        }
+    }
+}
+
 pub async fn a_commit_wakes_a_reader_of_the_feed(harness: &mut impl Harness) {
     let world = World::new(harness);
     let run_id = world.started(&single("one"), "1").await;

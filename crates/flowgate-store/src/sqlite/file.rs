@@ -178,7 +178,7 @@ fn check_pragma<T: FromSql + PartialEq + Display>(
     if kept == wanted {
         return Ok(());
     }
-    Err(StoreError::Incompatible {
+    Err(StoreError::Unsafe {
         message: format!(
             "SQLite keeps {pragma} at {kept}, not at {wanted}; \
              put the file on a local disk, not on a network share"

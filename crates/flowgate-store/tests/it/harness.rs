@@ -8,7 +8,9 @@ use async_trait::async_trait;
 use flowgate_core::ids::InstanceId;
 use flowgate_store::conformance::Harness;
 use flowgate_store::faulty::Faulty;
-use flowgate_store::{Clock, Instrumented, MemoryStore, SqliteOptions, SqliteStore, Store};
+use flowgate_store::{
+    Breaker, Clock, Instrumented, MemoryStore, SqliteOptions, SqliteStore, Store,
+};
 use tempfile::TempDir;
 
 pub(crate) struct MemoryHarness {
@@ -28,6 +30,11 @@ impl MemoryHarness {
     pub(crate) fn faulty() -> Self {
         let plain = Self::plain();
         Self { store: Arc::new(Faulty::new(plain.store)), ..plain }
+    }
+
+    pub(crate) fn behind_a_breaker() -> Self {
+        let plain = Self::plain();
+        Self { store: Arc::new(Breaker::new(plain.store)), ..plain }
     }
 }
 

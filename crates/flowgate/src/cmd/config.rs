@@ -40,7 +40,7 @@ fn show(app: &App) -> Outcome {
         let values: serde_json::Map<_, _> = settings
             .map(|(setting, key)| {
                 let value = json!({
-                    "value": setting.value,
+                    "value": setting.shown(),
                     "origin": setting.origin.to_string(),
                     "variable": key.variable,
                     "default": key.default,
@@ -61,7 +61,7 @@ fn show(app: &App) -> Outcome {
         };
         table.row(vec![
             Cell::bold(setting.key),
-            Cell::plain(&setting.value),
+            Cell::plain(setting.shown()),
             origin,
             Cell::dim(key.what),
         ]);

@@ -11,14 +11,14 @@ use flowgate_core::ids::RunId;
 use flowgate_core::run::RunStatus;
 use flowgate_core::view::Brief;
 use flowgate_engine::Applied;
-use flowgate_store::RunQuery;
+use flowgate_store::{RunQuery, StoreUrl};
 use notify::{RecursiveMode, Watcher};
 use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::App;
 use crate::clock;
-use crate::config::{StoreUrl, Synchronous};
+use crate::config::Synchronous;
 use crate::failure::{Failure, Outcome};
 use crate::flow_files::{self, LoadError, LoadedFlow};
 use crate::instance::{Instance, Work, warn_of_workers};
@@ -229,6 +229,9 @@ async fn greet(
         }
         (StoreUrl::Sqlite(_), Synchronous::Normal) => {
             "synchronous=NORMAL: survives a crash; power loss may cost the last moments"
+        }
+        (StoreUrl::Redis(_) | StoreUrl::Postgres(_), _) => {
+            "shared: what is accepted survives this process; see `flowgate instances`"
         }
     };
     let query = RunQuery {

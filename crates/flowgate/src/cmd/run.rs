@@ -11,10 +11,11 @@ use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_core::view::Brief;
+use flowgate_store::StoreUrl;
 
 use super::App;
 use super::runs::show::{note_of, took_of};
-use crate::config::{Origin, StoreUrl};
+use crate::config::Origin;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::flow_files::{self, LoadedFlow};
 use crate::input;
@@ -26,7 +27,7 @@ use crate::report::RunReport;
 use crate::signals::Stop;
 
 /// How long news of a run may be missed before it is looked for.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Runs a flow.
 #[derive(Debug, clap::Args)]
@@ -265,7 +266,7 @@ fn conclude(app: &App, followed: Followed) -> Outcome {
 }
 
 fn stopped(app: &App, run_id: RunId, exit: Exit) -> Failure {
-    if app.config.store == StoreUrl::Memory {
+    if matches!(app.config.store, StoreUrl::Memory) {
         let message = "stopped; the run was in memory only and is gone";
         return Failure::new(exit, "stopped", message).help("keep runs with --store sqlite:PATH");
     }

@@ -25,7 +25,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let detail = lookup::run(&*store, run_id).await?;
     let flow = lookup::flow_of(&*store, &detail.row.run).await?;
     let events = lookup::events(&*store, run_id).await?;
-    let executor = stores::executor(&app);
+    let now = store.now().await?;
+    let executor = stores::executor(&app, &*store, &detail, now).await?;
     let jobs: Vec<OpenJob> = detail
         .jobs
         .iter()
@@ -39,7 +40,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         .collect();
     let run = &detail.row.run;
     let standing = Standing { run, jobs: &jobs, events: &events, executor: &executor };
-    let reasons = view::why(&flow, &standing, store.now().await?);
+    let reasons = view::why(&flow, &standing, now);
     let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
     let remedy = |reason: &view::Reason| {
         let remedy = reason.remedy()?;

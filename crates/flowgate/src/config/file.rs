@@ -58,11 +58,13 @@ fn flatten(
         let key = format!("{prefix}{}", key.get_ref());
         if let DeValue::Table(inner) = value.get_ref()
             && prefix.is_empty()
-            && key == "retention"
+            && matches!(key.as_str(), "retention" | "store")
         {
-            flatten(reading, "retention.", inner, settings)?;
+            flatten(reading, &format!("{key}."), inner, settings)?;
             continue;
         }
+        // A table cannot be a text too, so the URL has a name in it.
+        let key = if key == "store.url" { "store".to_owned() } else { key };
         let key = known(&key).map_err(|failure| reading.wrong(line, failure))?;
         let value = scalar(key, value.get_ref()).map_err(|f| reading.wrong(line, f))?;
         settings.insert(key, (value, Origin::File { path: reading.name.to_owned(), line }));
@@ -75,6 +77,7 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
     let wrong = || Failure::usage("config_invalid", format!("`{key}` cannot have such a value"));
     match value {
         DeValue::String(text) => Ok(text.to_string()),
+        DeValue::Boolean(value) if key == "store.allow_volatile" => Ok(value.to_string()),
         DeValue::Integer(number) if key == "concurrency" => Ok(number.as_str().to_owned()),
         DeValue::Integer(number) => {
             let number = number.as_str();

@@ -28,12 +28,13 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
     let origins: Vec<String> = config
         .settings
         .iter()
-        .map(|setting| format!("{}={} {}", setting.key, setting.value, setting.origin))
+        .map(|setting| format!("{}={} {}", setting.key, setting.shown(), setting.origin))
         .collect();
     assert_eq!(
         origins,
         [
             "store=sqlite:.flowgate/flowgate.db default",
+            "store.allow_volatile=false default",
             "concurrency=3 flowgate.toml:1",
             "lease=9s flag --set",
             "shutdown_grace=10s default",
@@ -49,7 +50,7 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
 #[test]
 fn every_default_can_be_read() {
     let config = load(&[], &[], "").unwrap();
-    assert_eq!(config.store, StoreUrl::Sqlite(".flowgate/flowgate.db".into()));
+    assert_eq!(config.store.to_string(), "sqlite:.flowgate/flowgate.db");
     assert_eq!(config.retention, Retention::DEFAULT);
     assert_eq!(config.queues, Queues::All);
 }
@@ -90,14 +91,19 @@ fn a_value_that_cannot_be_read_says_where_it_stands_and_what_to_write() {
             "write one from 1s to 1h",
         ),
         (
-            "store = \"postgres://host/db\"",
-            "store (flowgate.toml:1): the store `postgres:` is not supported by this version",
-            "use sqlite:PATH or memory:",
+            "store = \"postgre://u:secret@host/db\"",
+            "store (flowgate.toml:1): there is no store `postgre:`",
+            "did you mean `postgres:`, as in postgres://user@localhost:5432/flowgate?",
         ),
         (
-            "store = \"some/file.db\"",
-            "store (flowgate.toml:1): `some/file.db` is not a store URL",
-            "use sqlite:PATH or memory:",
+            "store.url = \"postgres:host/db\"",
+            "store (flowgate.toml:1): after `postgres:` comes `//` and a host",
+            "write it as postgres://user@localhost:5432/flowgate",
+        ),
+        (
+            "store.allow_volatile = \"maybe\"",
+            "store.allow_volatile (flowgate.toml:1): `maybe` is neither true nor false",
+            "write `true` or `false`",
         ),
         (
             "concurrency = 0",
@@ -133,6 +139,14 @@ fn a_variable_that_looks_like_a_slip_is_refused_and_others_are_let_through() {
 #[test]
 fn a_store_url_may_have_three_slashes() {
     let config = load(&[("store", "sqlite:///var/a.db")], &[], "").unwrap();
-    assert_eq!(config.store, StoreUrl::Sqlite("/var/a.db".into()));
     assert_eq!(config.store.to_string(), "sqlite:/var/a.db");
+}
+
+#[test]
+fn a_store_may_be_a_table_and_shows_no_password() {
+    let file = "[store]\nurl = \"postgres://u:secret@h/db\"\nallow_volatile = true\n";
+    let config = load(&[], &[], file).unwrap();
+    let shown: Vec<_> = config.settings.iter().take(2).map(Setting::shown).collect();
+    assert_eq!(shown, ["postgres://u:***@h/db", "true"]);
+    assert_eq!(config.store.to_string(), "postgres://u:***@h/db");
 }

@@ -3,11 +3,14 @@
 #![expect(clippy::disallowed_methods, reason = "these tests watch processes in real time")]
 
 mod config;
+mod copy;
 mod crash;
 mod dev;
+mod doctor;
 mod examples;
 mod flows;
 mod help;
 mod run;
 mod runs;
 mod sandbox;
+mod shared;

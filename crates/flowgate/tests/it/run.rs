@@ -84,7 +84,7 @@ fn a_run_that_was_stopped_goes_on_with_resume() {
     let help = done.stderr.lines().last().unwrap();
     let run_id = help.split("--resume ").nth(1).unwrap().trim_end_matches('`');
     let why = sandbox.flowgate(&["why", "latest"]).exits(0);
-    assert!(why.stdout.contains("no process owns the store"), "{why:?}");
+    assert!(why.stdout.contains("no process works on the store"), "{why:?}");
     sandbox.write("go", "");
     let report = sandbox.flowgate(&["run", "--resume", run_id, "--json"]).exits(0).json();
     assert_eq!(report["status"], "completed");

@@ -21,7 +21,7 @@ use crate::stores;
 
 /// How often a watched run is looked at: at first, and after a while without news.
 const POLL_MIN: Duration = Duration::from_millis(40);
-const POLL_MAX: Duration = Duration::from_millis(500);
+const POLL_MAX: Duration = Duration::from_millis(100);
 
 /// Shows events.
 #[derive(Debug, clap::Args)]
@@ -166,7 +166,7 @@ pub(crate) async fn watch(app: &App, args: Watch) -> Outcome {
             app.output.note("its events were removed by retention");
             return Ok(if status == RunStatus::Completed { Exit::Done } else { Exit::RunFailed });
         }
-        // Another process writes the file, and nothing tells us when.
+        // Another process executes it, and nothing tells us when.
         tokio::select! {
             () = tokio::time::sleep(pause) => pause = (pause * 3 / 2).min(POLL_MAX),
             stopped = tokio::signal::ctrl_c() => {

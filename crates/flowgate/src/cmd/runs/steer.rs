@@ -1,16 +1,17 @@
 //! `flowgate runs start`, `signal`, `cancel` and `retry`: changing what happens.
 //!
-//! The owner of the store does it. If nobody owns it, this process does for as long as it takes,
-//! and executes nothing.
+//! The owner of an embedded store does it. If nobody owns it, or the store is shared, this process
+//! does for as long as it takes, and executes nothing.
 
 use std::fmt::Display;
+use std::path::Path;
 use std::time::Duration;
 
 use flowgate_core::event::Event;
 use flowgate_core::ids::RunId;
+use flowgate_store::StoreUrl;
 
 use super::super::App;
-use crate::config::StoreUrl;
 use crate::control::{self, Reply, Request, Serve};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
@@ -24,6 +25,8 @@ const TRIES: u32 = 10;
 /// Events among which a signal is looked for that was just sent.
 const RECENT_EVENTS: usize = 50;
 const TRY_AGAIN: Duration = Duration::from_millis(50);
+/// How long a shared store may take.
+const SHARED_MAX: Duration = Duration::from_secs(20);
 
 /// Starts a run.
 #[derive(Debug, clap::Args)]
@@ -162,9 +165,36 @@ struct Sent {
 }
 
 async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
-    let StoreUrl::Sqlite(path) = &app.config.store else {
-        return Err(stores::memory_is_private());
+    match &app.config.store {
+        StoreUrl::Memory => Err(stores::memory_is_private()),
+        StoreUrl::Sqlite(path) => send_to_owner(app, path, request).await,
+        StoreUrl::Redis(_) | StoreUrl::Postgres(_) => commit_shared(app, request).await,
+    }
+}
+
+/// Writes the request down in a shared store; whichever instance is there carries it out.
+async fn commit_shared(app: &App, request: Request) -> Result<Sent, Failure> {
+    let instance = Instance::open(app, Work::Nothing).await?;
+    let asked = async {
+        let reply = instance.serve(request).await?;
+        let now = instance.store().now().await?;
+        let instances = instance.store().list_instances().await?;
+        let is_owned = instances.iter().any(|row| !stores::is_silent(row, now));
+        Ok(Sent { reply, is_owned })
     };
+    let sent = tokio::time::timeout(SHARED_MAX, asked).await.unwrap_or_else(|_| {
+        let message = format!("the store did not answer within {} seconds", SHARED_MAX.as_secs());
+        Err(Failure::new(Exit::Store, "store_unavailable", message)
+            .help("it may or may not have been done: look with `flowgate runs list`"))
+    });
+    // What the store did not take is dropped with the process.
+    if sent.is_ok() {
+        instance.shutdown().await;
+    }
+    sent
+}
+
+async fn send_to_owner(app: &App, path: &Path, request: Request) -> Result<Sent, Failure> {
     let mut refusal = None;
     for attempt in 0..TRIES {
         if attempt > 0 {

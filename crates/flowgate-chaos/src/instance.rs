@@ -1,0 +1,188 @@
+//! One instance: an engine in a process of its own, told what to do line by line.
+//!
+//! Commands are JSON objects on standard input, answers JSON objects on standard output with the
+//! same `id`. Lines without one tell of the instance itself.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use flowgate_core::ids::RunId;
+use flowgate_core::payload::Payload;
+use flowgate_engine::{Engine, EngineConfig, Health, StartRequest, instance_id};
+use flowgate_store::{Queues, Store};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio_util::task::TaskTracker;
+
+use crate::plant::{Bug, Planted};
+use crate::sink::SinkClient;
+use crate::{flows, server};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[arg(long)]
+    store: String,
+    #[arg(long)]
+    sink: u16,
+    #[arg(long)]
+    lease_ms: u64,
+    #[arg(long, default_value_t = 32)]
+    slots: usize,
+    #[arg(long, value_enum)]
+    plant: Option<Bug>,
+}
+
+/// What an instance is asked to do.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ask {
+    /// Start a run.
+    Start { flow: String, key: String },
+    /// Say which version a run has.
+    Read { run_id: RunId },
+    /// End gracefully.
+    Stop,
+}
+
+/// A command.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Command {
+    pub(crate) id: u64,
+    pub(crate) ask: Ask,
+}
+
+/// What an instance says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Say {
+    /// It takes commands.
+    Up { instance: String },
+    /// Whether it can work.
+    Ready(bool),
+    /// The answer to a command.
+    Answer { id: u64, answer: Answer },
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// The run is stored.
+    Stored { run_id: RunId },
+    /// The run is there, at this version.
+    Found { version: u64 },
+    /// The run is not there.
+    Absent,
+    /// Nobody knows whether it was done.
+    Unknown { error: String },
+}
+
+/// Works until it is told to stop.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| "info,flowgate_engine=info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
+    runtime.block_on(work(args))
+}
+
+async fn work(args: &Args) -> anyhow::Result<()> {
+    let lease = Duration::from_millis(args.lease_ms);
+    let config = EngineConfig {
+        lease,
+        slots: args.slots,
+        queues: Queues::All,
+        // A run that is stuck is to be seen, not repaired.
+        reconcile_interval: Duration::from_hours(24),
+        // Long steps do not fit into it, so some are handed back.
+        shutdown_grace: Duration::from_millis(500),
+        ..EngineConfig::new(instance_id())
+    };
+    let name = config.instance.0.to_string();
+    let store: Arc<dyn Store> = loop {
+        match server::open(&args.store).await {
+            Ok(store) => break store,
+            // The server may be down just now; a restarted instance waits for it.
+            Err(error) => {
+                tracing::warn!(error = %format!("{error:#}"), "the store cannot be opened");
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    let store: Arc<dyn Store> = match args.plant {
+        Some(bug) => Arc::new(Planted::new(store, bug)),
+        None => store,
+    };
+    let sink = Arc::new(SinkClient::new(args.sink, name.clone()));
+    let engine = Engine::start(Arc::clone(&store), flows::workers(&sink, lease), config)?;
+    for flow in flows::all().values() {
+        while let Err(error) = engine.register(flow, None).await {
+            tracing::warn!(%error, "a flow cannot be registered");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    say(&Say::Up { instance: name })?;
+    let tasks = TaskTracker::new();
+    tasks.spawn(tell_health(engine.clone()));
+    let mut lines = BufReader::new(tokio::io::stdin()).lines();
+    while let Some(line) = lines.next_line().await? {
+        let command: Command = serde_json::from_str(&line).context("reading a command")?;
+        if let Ask::Stop = command.ask {
+            break;
+        }
+        let engine = engine.clone();
+        tasks.spawn(async move {
+            let answer = answer(&engine, command.ask).await;
+            // The driver hangs up when it has killed this process anyway.
+            drop(say(&Say::Answer { id: command.id, answer }));
+        });
+    }
+    engine.shutdown().await;
+    Ok(())
+}
+
+async fn answer(engine: &Engine, ask: Ask) -> Answer {
+    let unknown = |error: &dyn std::fmt::Display| Answer::Unknown { error: error.to_string() };
+    match ask {
+        Ask::Start { flow, key } => {
+            let input = Payload::of(&serde_json::json!({ "key": key })).expect("this is JSON");
+            let request = StartRequest { key: Some(key.into()), ..StartRequest::new(input) };
+            match engine.start_run(flow.as_str(), request).await {
+                Ok(started) => Answer::Stored { run_id: started.run_id },
+                Err(error) => unknown(&error),
+            }
+        }
+        Ask::Read { run_id } => match engine.store().read_run(run_id).await {
+            Ok(Some(detail)) => Answer::Found { version: detail.row.run.version },
+            Ok(None) => Answer::Absent,
+            Err(error) => unknown(&error),
+        },
+        Ask::Stop => Answer::Absent,
+    }
+}
+
+async fn tell_health(engine: Engine) {
+    let mut health = engine.health();
+    loop {
+        let is_ready = matches!(*health.borrow_and_update(), Health::Ready);
+        if say(&Say::Ready(is_ready)).is_err() || health.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// One line, in one write, so that lines of two tasks never mix.
+fn say(what: &Say) -> anyhow::Result<()> {
+    let mut line = serde_json::to_string(what).expect("what is said has a JSON form");
+    line.push('\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}

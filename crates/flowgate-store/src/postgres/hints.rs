@@ -1,0 +1,134 @@
+//! Hints that something is worth a look.
+//!
+//! A hint is never needed: whoever waits also looks again by itself. Within this process a commit
+//! hints at once. Other instances hear of it by one `NOTIFY` for all commits of the last moments,
+//! sent from a connection of its own: inside the transaction of a commit it would take a lock that
+//! all commits of the server share. What is said while nobody listens is lost, and that is fine.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
+use tokio_postgres::types::Type;
+use tokio_postgres::{AsyncMessage, Client};
+
+use super::endpoint::Endpoint;
+use super::fault::Fault;
+use super::pool::ask;
+
+/// The least time between two hints of this instance, and between two that it listens to.
+const HINT_PAUSE: Duration = Duration::from_millis(50);
+/// The least and the longest time before it connects again.
+const RECONNECT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// Who waits here for what.
+#[derive(Debug, Default)]
+pub(super) struct Hints {
+    /// A job may be due, now or earlier than was known.
+    pub(super) jobs: Notify,
+    /// The feed may have grown.
+    pub(super) feed: Notify,
+    /// Others have to be told.
+    untold: Notify,
+    jobs_untold: AtomicBool,
+}
+
+impl Hints {
+    /// A commit was applied; `has_queued` if it left a job in a queue.
+    pub(super) fn committed(&self, has_queued: bool) {
+        self.feed.notify_waiters();
+        if has_queued {
+            self.jobs.notify_waiters();
+            self.jobs_untold.store(true, Ordering::Release);
+        }
+        self.untold.notify_one();
+    }
+
+    fn heard(&self, payload: &str) {
+        self.feed.notify_waiters();
+        if payload != FEED {
+            self.jobs.notify_waiters();
+        }
+    }
+}
+
+const JOBS: &str = "jobs";
+const FEED: &str = "feed";
+
+/// Tells and listens until it is dropped.
+pub(super) fn keep_in_touch(
+    hints: Arc<Hints>,
+    endpoint: Endpoint,
+    channel: String,
+    call_timeout: Duration,
+) -> JoinSet<()> {
+    let mut task = JoinSet::new();
+    task.spawn(async move {
+        let mut pause = RECONNECT.0;
+        loop {
+            match in_touch(&hints, &endpoint, &channel, call_timeout).await {
+                Ok(()) => pause = RECONNECT.0,
+                Err(fault) => {
+                    let error = fault.into_error("listening for hints");
+                    tracing::debug!(%error, "polling goes on without hints");
+                    pause = (pause * 2).min(RECONNECT.1);
+                }
+            }
+            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        }
+    });
+    task
+}
+
+/// Tells and listens as long as one connection lasts.
+async fn in_touch(
+    hints: &Hints,
+    endpoint: &Endpoint,
+    channel: &str,
+    call_timeout: Duration,
+) -> Result<(), Fault> {
+    let connect = endpoint.config.connect(endpoint.tls.clone());
+    let connected = tokio::time::timeout(call_timeout, connect).await;
+    let (client, mut connection) = connected.map_err(|_| Fault::Silence(call_timeout))??;
+    let (said, mut heard) = mpsc::channel::<String>(64);
+    let mut driver = JoinSet::new();
+    driver.spawn(async move {
+        // A hint that finds the channel full says what the ones before it say.
+        while let Some(Ok(message)) =
+            std::future::poll_fn(|context| connection.poll_message(context)).await
+        {
+            if let AsyncMessage::Notification(note) = message {
+                said.try_send(note.payload().to_owned()).ok();
+            }
+        }
+    });
+    let listen = format!("LISTEN \"{channel}\"");
+    let listening = tokio::time::timeout(call_timeout, client.batch_execute(&listen)).await;
+    listening.map_err(|_| Fault::Silence(call_timeout))??;
+    // What was said before nobody heard.
+    hints.heard(JOBS);
+    loop {
+        tokio::select! {
+            note = heard.recv() => match note {
+                None => return Ok(()),
+                Some(note) => hints.heard(&note),
+            },
+            () = hints.untold.notified() => tell(hints, &client, channel, call_timeout).await?,
+        }
+        tokio::time::sleep(HINT_PAUSE).await;
+    }
+}
+
+async fn tell(
+    hints: &Hints,
+    client: &Client,
+    channel: &str,
+    call_timeout: Duration,
+) -> Result<(), Fault> {
+    let payload = if hints.jobs_untold.swap(false, Ordering::AcqRel) { JOBS } else { FEED };
+    let params = [(&channel as _, Type::TEXT), (&payload as _, Type::TEXT)];
+    ask(client, call_timeout, "SELECT pg_notify($1, $2)", &params).await?;
+    Ok(())
+}

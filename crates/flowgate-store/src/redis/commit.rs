@@ -1,0 +1,290 @@
+//! Commits as the script takes them, and what it answers.
+
+use std::sync::Arc;
+
+use flowgate_core::commit::{Claimed, Commit, Due, Guard, Job, JobChange};
+use flowgate_core::ids::{CommitId, JobId, LeaseToken, RunId, StepIndex};
+use flowgate_core::limits::CLAIM_BATCH_MAX;
+use flowgate_core::run::Run;
+use flowgate_core::time::Timestamp;
+use redis::{Cmd, ToRedisArgs, Value};
+use uuid::Uuid;
+
+use super::fault::unreadable;
+use super::rows::{Needy, decode_job, encode_job, encode_run};
+use super::script::Reply;
+use crate::changes::{NetChange, net_changes};
+use crate::{Claimant, Refusal, StoreError};
+
+/// Bytes of commits in one call of the script; more make several calls.
+const CALL_BYTES_MAX: usize = 16 << 20;
+
+/// A commit that is ready to be sent.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    /// Its place in the batch.
+    pub(super) index: usize,
+    pub(super) commit: Commit,
+    record: String,
+    events: String,
+    /// Which of its changes are to be handed off, by the place among its net changes.
+    handed_off: Vec<usize>,
+}
+
+/// Gives out the slots of a claimant in the order of the batch, before its commits go their ways
+/// to several partitions.
+#[derive(Debug)]
+pub(super) struct Slots<'a> {
+    claimant: Option<&'a Claimant>,
+    left: usize,
+}
+
+impl<'a> Slots<'a> {
+    pub(super) fn new(claimant: Option<&'a Claimant>) -> Self {
+        Self { claimant, left: claimant.map_or(0, |claimant| claimant.slots.min(CLAIM_BATCH_MAX)) }
+    }
+
+    /// A commit with its JSON and its share of the slots.
+    pub(super) fn prepare(&mut self, index: usize, commit: Commit) -> Prepared {
+        let record = serde_json::to_string(&*commit.record).expect("a record has a JSON form");
+        let events = serde_json::to_string(&commit.events).expect("events have a JSON form");
+        let mut handed_off = Vec::new();
+        if let Some(claimant) = self.claimant {
+            for (at, (_, change)) in net_changes(&commit).steps.iter().enumerate() {
+                if self.left > 0
+                    && let NetChange::Put { job, due, .. } = change
+                    && may_be_due(*due)
+                    && claimant.queues.contains(&job.queue)
+                {
+                    self.left -= 1;
+                    handed_off.push(at);
+                }
+            }
+        }
+        Prepared { index, commit, record, events, handed_off }
+    }
+}
+
+/// Whether a job that is due so may be due at once; a time is judged by the script.
+fn may_be_due(due: Due) -> bool {
+    match due {
+        Due::Now | Due::At(_) => true,
+        Due::After(span) => span.as_millis() == 0,
+    }
+}
+
+/// The commits of one partition in calls of a bounded size, in order.
+pub(super) fn in_calls(commits: Vec<Prepared>) -> Vec<Vec<Prepared>> {
+    let mut calls: Vec<Vec<Prepared>> = Vec::new();
+    let mut bytes = 0;
+    for prepared in commits {
+        bytes += prepared.record.len() + prepared.events.len();
+        match calls.last_mut() {
+            Some(call) if bytes <= CALL_BYTES_MAX => call.push(prepared),
+            Some(_) | None => {
+                bytes = prepared.record.len() + prepared.events.len();
+                calls.push(vec![prepared]);
+            }
+        }
+    }
+    calls
+}
+
+/// The arguments of a call but for those before the commits.
+pub(super) fn write(command: &mut Cmd, commits: &[Prepared]) {
+    command.arg(commits.len());
+    for prepared in commits {
+        prepared.write(command);
+    }
+}
+
+impl Prepared {
+    fn write(&self, command: &mut Cmd) {
+        let commit = &self.commit;
+        let net = net_changes(commit);
+        let is_start = commit.guards.contains(&Guard::RunAbsent);
+        command.arg(Text(commit.run_id)).arg(commit_text(commit.commit_id).as_str());
+        if is_start {
+            command.arg("");
+        } else {
+            command.arg(commit.version_before());
+        }
+        command.arg(commit.record.version).arg(commit.record.status.as_str());
+        command.arg(u8::from(net.ends_run)).arg(commit.events.len());
+        command.arg(&self.record).arg(&self.events);
+        let indexes = if is_start { indexes_of(&commit.record) } else { Vec::new() };
+        command.arg(net.leases.len()).arg(net.steps.len()).arg(indexes.len());
+        for lease in &net.leases {
+            command.arg(lease.job_id.step.0).arg(lease.token.0);
+        }
+        for (at, (step, change)) in net.steps.iter().enumerate() {
+            let is_handed_off = u8::from(self.handed_off.contains(&at));
+            match change {
+                NetChange::Put { job, attempt, due } => {
+                    command.arg("put").arg(step.0).arg(due_text(*due)).arg(*attempt);
+                    command.arg(&*job.queue).arg(encode_job(job)).arg(is_handed_off);
+                }
+                NetChange::Postpone { attempt, due } => {
+                    command.arg("postpone").arg(step.0).arg(due_text(*due)).arg(*attempt);
+                }
+                NetChange::Remove => {
+                    command.arg("remove").arg(step.0);
+                }
+            }
+        }
+        if is_start {
+            command.arg(serde_json::to_string(&indexes).expect("names have a JSON form"));
+            for name in &indexes {
+                command.arg(name);
+            }
+        }
+    }
+
+    /// What became of it.
+    fn outcome(&self, value: Value, expires_at: Timestamp) -> Result<Answer, StoreError> {
+        let mut reply = Reply::of(value)?;
+        let mut handed_off = Vec::new();
+        match reply.number::<u8>()? {
+            0 => {
+                while reply.left() > 0 {
+                    let step = StepIndex(reply.number()?);
+                    let token = LeaseToken(reply.number()?);
+                    handed_off.push(self.handed_off(step, token, expires_at)?);
+                }
+            }
+            1 => return Ok(Answer::Refused(Refusal::RunExists)),
+            2 => return Ok(Answer::Refused(Refusal::RunVersion)),
+            3 => {
+                let job_id = JobId { run_id: self.commit.run_id, step: StepIndex(reply.number()?) };
+                return Ok(Answer::Refused(Refusal::LeaseLost(job_id)));
+            }
+            4 => handed_off = self.handed_off_before(reply)?,
+            other => return Err(unreadable(format_args!("the outcome {other}"))),
+        }
+        Ok(Answer::Applied(handed_off))
+    }
+
+    /// A job that this commit has just added and that is leased by it.
+    fn handed_off(
+        &self,
+        step: StepIndex,
+        token: LeaseToken,
+        expires_at: Timestamp,
+    ) -> Result<Needy, StoreError> {
+        let added = self.commit.jobs.iter().rev().find_map(|change| match change {
+            JobChange::Add { job, .. } if job.job_id.step == step => Some(job),
+            JobChange::Add { .. } | JobChange::Postpone { .. } | JobChange::Remove(_) => None,
+        });
+        let added = added.ok_or_else(|| unreadable("a hand-off that nobody asked for"))?;
+        let job = Job { attempt: added.attempt + 1, ..added.clone() };
+        let run = Arc::clone(&self.commit.record);
+        let lost = Vec::new();
+        let claimed = Claimed { job, token, expires_at, lost, run, inputs: Vec::new() };
+        let mut needy = Needy::new(claimed);
+        needy.take_events(self.commit.version_before() + 1, &self.commit.events);
+        Ok(needy)
+    }
+
+    /// The jobs that it handed off when it was applied, as far as they are still so leased.
+    fn handed_off_before(&self, mut reply: Reply) -> Result<Vec<Needy>, StoreError> {
+        let record = reply.text()?;
+        let mut again = Vec::new();
+        while reply.left() > 0 {
+            let step = StepIndex(reply.number()?);
+            let token = LeaseToken(reply.number()?);
+            let attempt = reply.number()?;
+            let expires_at = Timestamp(reply.number()?);
+            let job_id = JobId { run_id: self.commit.run_id, step };
+            let queue = self.commit.jobs.iter().rev().find_map(|change| match change {
+                JobChange::Add { job, .. } if job.job_id == job_id => Some(Arc::clone(&job.queue)),
+                JobChange::Add { .. } | JobChange::Postpone { .. } | JobChange::Remove(_) => None,
+            });
+            let queue = queue.ok_or_else(|| unreadable("a hand-off that nobody asked for"))?;
+            let job = decode_job(&reply.word()?, job_id, queue, attempt)?;
+            let run = record.as_deref().ok_or_else(|| unreadable("a run without a record"))?;
+            let run: Arc<Run> = super::rows::decode_run(run)?;
+            let lost = Vec::new();
+            let claimed = Claimed { job, token, expires_at, lost, run, inputs: Vec::new() };
+            let mut needy = Needy::new(claimed);
+            needy.take_events(self.commit.version_before() + 1, &self.commit.events);
+            again.push(needy);
+        }
+        Ok(again)
+    }
+}
+
+/// What became of a commit, its jobs still without some of their payloads.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Applied(Vec<Needy>),
+    Refused(Refusal),
+}
+
+/// What the script answered to a call.
+#[derive(Debug)]
+pub(super) struct Answers {
+    /// Whether the server has lost what this store knows to be written.
+    pub(super) is_truncated: bool,
+    /// The last position.
+    pub(super) position: u64,
+    /// By the place of the commit in the batch.
+    pub(super) answers: Vec<(usize, Answer)>,
+}
+
+/// Reads the answer to a call with these commits.
+pub(super) fn read(value: Value, commits: &[Prepared]) -> Result<Answers, StoreError> {
+    let mut reply = Reply::of(value)?;
+    let _now: i64 = reply.number()?;
+    let expires_at = Timestamp(reply.number()?);
+    let is_truncated = reply.number::<u8>()? == 1;
+    let position = reply.number()?;
+    if reply.left() != commits.len() {
+        return Err(unreadable("an answer to another batch"));
+    }
+    let answers = reply
+        .zip(commits)
+        .map(|(value, prepared)| Ok((prepared.index, prepared.outcome(value, expires_at)?)));
+    Ok(Answers { is_truncated, position, answers: answers.collect::<Result<_, _>>()? })
+}
+
+/// The indexes that a run is in for as long as it is kept.
+pub(super) fn indexes_of(run: &Run) -> Vec<String> {
+    let mut names = vec!["runs".to_owned(), flow_index(&run.flow)];
+    names.extend(run.tags.iter().map(|(name, value)| tag_index(name, value)));
+    names
+}
+
+/// The index of the runs of a flow.
+pub(super) fn flow_index(flow: &str) -> String {
+    format!("flow:{flow}")
+}
+
+/// The index of the runs with a tag. The length keeps `a=b` and `c` apart from `a` and `b=c`.
+pub(super) fn tag_index(name: &str, value: &str) -> String {
+    format!("tag:{}:{name}={value}", name.len())
+}
+
+/// A run id as it is part of keys.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Text(pub(super) RunId);
+
+impl ToRedisArgs for Text {
+    fn write_redis_args<W: ?Sized + redis::RedisWrite>(&self, out: &mut W) {
+        out.write_arg(encode_run(self.0, &mut Uuid::encode_buffer()).as_bytes());
+    }
+}
+
+fn commit_text(commit_id: CommitId) -> String {
+    commit_id.0.simple().to_string()
+}
+
+fn due_text(due: Due) -> String {
+    match due {
+        Due::Now => "+0".to_owned(),
+        Due::After(span) => format!("+{}", span.as_millis().min(super::rows::TIME_MS_MAX)),
+        Due::At(at) => {
+            let at = u128::try_from(at.0).unwrap_or(0).min(super::rows::TIME_MS_MAX);
+            format!("@{at}")
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Hints that something may have changed, within this process and from others.
+//!
+//! A hint only ends a wait sooner; whoever waits looks by itself within [`POLL_MAX`]. Others are
+//! told over a channel of Redis, and only while somebody waits: a wait notes in the partition that
+//! hints are wanted, and a commit that finds no such note publishes nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use parking_lot::Mutex;
+use redis::RedisResult;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::link::Link;
+
+/// The longest time between two looks of a wait.
+pub(super) const POLL_MAX: Duration = Duration::from_secs(1);
+/// How long a wait asks for hints at a time.
+pub(super) const WANTED: Duration = Duration::from_secs(30);
+/// How long a silent connection is trusted.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+
+/// The hints of a store.
+#[derive(Debug)]
+pub(super) struct Hints {
+    wakes: Arc<Wakes>,
+    channel: String,
+    /// The task that listens, once somebody waits. It ends with the store.
+    listener: Mutex<JoinSet<()>>,
+}
+
+/// Who waits.
+#[derive(Debug, Default)]
+pub(super) struct Wakes {
+    /// For a job that is due.
+    pub(super) due: Notify,
+    /// For an event in a feed.
+    pub(super) feed: Notify,
+}
+
+impl Wakes {
+    /// Wakes everybody.
+    pub(super) fn all(&self) {
+        self.due.notify_waiters();
+        self.feed.notify_waiters();
+    }
+}
+
+impl Hints {
+    /// The hints of the data set called `prefix`.
+    pub(super) fn new(prefix: &str) -> Self {
+        let channel = format!("{prefix}:hints");
+        Self { wakes: Arc::default(), channel, listener: Mutex::default() }
+    }
+
+    /// The channel that others listen to.
+    pub(super) fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    /// Whoever waits here. The first call begins to listen to others.
+    pub(super) fn wakes(&self, link: &Link) -> &Wakes {
+        let mut listener = self.listener.lock();
+        if listener.is_empty() {
+            let (wakes, channel) = (Arc::clone(&self.wakes), self.channel.clone());
+            let link = link.another();
+            listener.spawn(async move {
+                loop {
+                    if let Err(error) = listen(&link, &channel, &wakes).await {
+                        tracing::debug!(%error, "hints from Redis are interrupted");
+                    }
+                    let pause = POLL_MAX.mul_f64(0.2 + 0.8 * fastrand::f64());
+                    tokio::time::sleep(pause).await;
+                }
+            });
+        }
+        &self.wakes
+    }
+
+    /// Something was committed here.
+    pub(super) fn committed(&self) {
+        self.wakes.all();
+    }
+}
+
+/// Passes hints on until the connection fails.
+async fn listen(link: &Link, channel: &str, wakes: &Wakes) -> RedisResult<()> {
+    let (mut sink, mut stream) = link.listen(channel).await?.split();
+    // Whatever was published before this is missed.
+    wakes.all();
+    loop {
+        match timeout(SILENCE_MAX, stream.next()).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(message)) => match message.get_payload_bytes() {
+                b"feed" => wakes.feed.notify_waiters(),
+                _ => wakes.all(),
+            },
+            Err(_) => {
+                let answer = timeout(SILENCE_MAX, sink.ping::<redis::Value>()).await;
+                answer.unwrap_or_else(|_| {
+                    Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
+                })?;
+            }
+        }
+    }
+}
+
+/// The time until the next look: not the same for all who wait.
+pub(super) fn poll() -> Duration {
+    POLL_MAX.mul_f64(0.5 + 0.5 * fastrand::f64())
+}

@@ -1,0 +1,182 @@
+//! The feed under many writers, and claims among the remains of many jobs, each beside the naive
+//! way, which fails.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use flowgate_core::event::Event;
+use flowgate_core::ids::Position;
+use flowgate_store::conformance::world::{World, single};
+use flowgate_store::{PostgresStore, Store};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use crate::postgres_harness::{PostgresHarness, connect};
+
+const WRITERS: usize = 8;
+const APPENDS: usize = 250;
+
+/// Appends rows to the log as transactions of their own, which wait a while before they end, and
+/// of which some are rolled back.
+async fn append(schema: &str) {
+    let (client, _driver) = connect().await;
+    let events = serde_json::to_string(&[Event::RunCompleted {}]).expect("events have a JSON form");
+    for number in 0..APPENDS {
+        let run_id = Uuid::now_v7();
+        let end = if number % 20 == 0 { "ROLLBACK" } else { "COMMIT" };
+        let sql = format!(
+            "BEGIN; \
+             INSERT INTO {schema}.log (run_id, seq, xid, ordinal, count, commit_id, at, format, \
+             events) VALUES ('{run_id}', 1, pg_current_xact_id(), 1, 1, '{run_id}', 0, 1, \
+             '{events}'); \
+             SELECT pg_sleep(random() * 0.01); {end}"
+        );
+        client.batch_execute(&sql).await.expect("appending");
+    }
+}
+
+/// Follows the feed until it has seen as many events as there are in the end.
+async fn follow(store: Arc<PostgresStore>, end: Arc<AtomicUsize>) -> Vec<(Position, Uuid, u64)> {
+    let mut seen: Vec<(Position, Uuid, u64)> = Vec::new();
+    // Other transactions of the server may keep the last ones back for a while.
+    while seen.len() < end.load(Ordering::SeqCst) {
+        let after = seen.last().map_or(Position::START, |(position, _, _)| *position);
+        let page = store.read_feed(0, after, 100).await.expect("reading the feed");
+        if page.is_empty() {
+            store.wait_feed(0, after, Duration::from_millis(200)).await.expect("waiting");
+        }
+        seen.extend(page.into_iter().map(|event| (event.position, event.run_id.0, event.seq)));
+    }
+    seen
+}
+
+/// Follows the log in the order of a sequence, as if numbers became visible in their order.
+async fn follow_naively(client: Client, schema: String, is_over: Arc<AtomicBool>) -> usize {
+    let (mut last, mut count) = (0_i64, 0);
+    loop {
+        let was_over = is_over.load(Ordering::SeqCst);
+        let sql = format!("SELECT number FROM {schema}.log WHERE number > {last} ORDER BY number");
+        let rows = client.query(&sql, &[]).await.expect("reading naively");
+        if rows.is_empty() && was_over {
+            return count;
+        }
+        count += rows.len();
+        last = rows.last().map_or(last, |row| row.get(0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_of_the_feed_loses_nothing_where_a_sequence_loses_events() {
+    let mut harness = PostgresHarness::direct().await;
+    let schema = harness.options.schema.clone();
+    harness.sql("ALTER TABLE log ADD COLUMN number bigserial; CREATE INDEX ON log (number)").await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut readers = JoinSet::new();
+    let end = Arc::new(AtomicUsize::new(usize::MAX));
+    readers.spawn(follow(Arc::clone(&harness.store), Arc::clone(&end)));
+    let (naive, _naive_driver) = connect().await;
+    let mut naive_readers = JoinSet::new();
+    naive_readers.spawn(follow_naively(naive, schema.clone(), Arc::clone(&is_over)));
+    // A transaction that has written something elsewhere and then does nothing for a while.
+    let (idle, _idle_driver) = connect().await;
+    idle.batch_execute(&format!(
+        "CREATE TABLE {schema}.elsewhere (); BEGIN; INSERT INTO {schema}.elsewhere DEFAULT VALUES"
+    ))
+    .await
+    .unwrap();
+    let mut writers = JoinSet::new();
+    for _ in 0..WRITERS {
+        let schema = schema.clone();
+        writers.spawn(async move { append(&schema).await });
+    }
+    let world = World::new(&mut harness);
+    for _ in 0..50 {
+        let run_id = world.started(&single("one"), "1").await;
+        world.finish(&single("one"), run_id).await;
+    }
+    assert_eq!(world.store().read_feed(0, Position::START, 1).await.unwrap(), []);
+    idle.batch_execute("COMMIT").await.unwrap();
+    let began = Instant::now();
+    while world.store().read_feed(0, Position::START, 1).await.unwrap().is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(5), "the feed goes on after it has ended");
+        world.store().wait_feed(0, Position::START, Duration::from_secs(1)).await.unwrap();
+    }
+    writers.join_all().await;
+    is_over.store(true, Ordering::SeqCst);
+    let sql = format!("SELECT count(*), sum(count)::bigint FROM {schema}.log");
+    let row = harness.client.query_one(&sql, &[]).await.unwrap();
+    let (rows, events): (i64, i64) = (row.get(0), row.get(1));
+    end.store(usize::try_from(events).unwrap(), Ordering::SeqCst);
+    let seen = timeout(Duration::from_secs(30), readers.join_all()).await;
+    let seen = seen.expect("nothing is lost").remove(0);
+    let naively = naive_readers.join_all().await.remove(0);
+
+    assert!(seen.is_sorted_by(|one, next| one.0 < next.0), "positions only grow");
+    let distinct: HashSet<_> = seen.iter().map(|(_, run_id, seq)| (run_id, seq)).collect();
+    assert_eq!(distinct.len(), seen.len(), "nothing comes twice");
+    let mut last = std::collections::HashMap::new();
+    for (_, run_id, seq) in &seen {
+        let before = last.insert(run_id, *seq).unwrap_or(0);
+        assert_eq!(*seq, before + 1, "the events of a run are in order");
+    }
+    assert!(naively < usize::try_from(rows).unwrap(), "a naive reader would do as well");
+}
+
+/// Jobs that have been added, leased and removed while an old snapshot keeps their remains.
+const REMAINS: usize = 60_000;
+const ROUNDS: usize = 40;
+
+/// The median time of a claim that finds one job.
+async fn claim_median(world: &World<'_, PostgresHarness>) -> Duration {
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        world.started(&single("one"), "1").await;
+        let began = Instant::now();
+        let claimed = world.claim(1).await;
+        times.push(began.elapsed());
+        assert_eq!(claimed.len(), 1);
+        world.apply(world.succeed(&single("one"), &claimed[0])).await;
+    }
+    times.sort_unstable();
+    times[ROUNDS / 2]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_stay_quick_among_the_remains_of_many_jobs() {
+    let mut harness = PostgresHarness::direct().await;
+    let healthy = claim_median(&World::new(&mut harness)).await;
+    let (reader, _driver) = connect().await;
+    let schema = harness.options.schema.clone();
+    reader
+        .batch_execute(&format!(
+            "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM {schema}.runs"
+        ))
+        .await
+        .unwrap();
+    harness
+        .sql(&format!(
+            "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, ticket, \
+             is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, '[1]', \
+             store_now() - 100000 + n, n, false FROM generate_series(1, {REMAINS}) n; \
+             UPDATE jobs SET is_leased = true, token = ticket, check_at = due_at, \
+             expires_at = due_at; \
+             DELETE FROM jobs;"
+        ))
+        .await;
+    let bloated = claim_median(&World::new(&mut harness)).await;
+    let naive = format!(
+        "SELECT due_us + check_us FROM {schema}.claim_jobs('naive', NULL, 1, 30000, \
+         {min}, {min}, 512)",
+        min = "'-9223372036854775808'::bigint"
+    );
+    let micros: i64 = harness.client.query_one(&naive, &[]).await.unwrap().get(0);
+    let naive = Duration::from_micros(u64::try_from(micros).unwrap());
+    let bound = healthy * 3 + Duration::from_millis(1);
+    assert!(bloated <= bound, "{healthy:?} became {bloated:?}");
+    assert!(naive > bound, "a naive claim would do as well: {naive:?} against {healthy:?}");
+    reader.batch_execute("COMMIT").await.unwrap();
+}

@@ -1,0 +1,49 @@
+//! `cargo xtask chaos` and `cargo xtask scenario`: real instances on private servers, under faults.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::workspace::{Workspace, exit_code, run_to_end};
+use crate::{launch, output, services};
+
+/// The harness.
+const PACKAGE: &str = "flowgate-chaos";
+
+/// The short forms, a stage of `cargo xtask test`.
+const SHORT_FORMS: &[(&str, &[&str])] = &[
+    ("drive", &["--store", "postgres", "--instances", "3", "--runs", "100", "--faults", "15"]),
+    ("drive", &["--store", "redis", "--instances", "3", "--runs", "100", "--faults", "15"]),
+    ("scenario", &["fourth-instance", "--store", "postgres"]),
+    ("scenario", &["rolling-restart", "--store", "redis"]),
+    ("scenario", &["outage", "--store", "postgres", "--seconds", "8"]),
+];
+
+#[derive(Debug, Args)]
+pub(crate) struct ChaosArgs {
+    /// Handed to the harness: --store, --instances, --runs, --faults, --seed, --json, --keep,
+    /// --plant; `--help` says more
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+/// Runs `flowgate-chaos VERB ARGS…`.
+pub(crate) fn run(workspace: &Workspace, verb: &str, args: &ChaosArgs) -> anyhow::Result<ExitCode> {
+    services::install(&services::needed())?;
+    let mut command = launch::verb_of(workspace, PACKAGE, verb)?;
+    run_to_end(command.args(&args.args)).map(exit_code)
+}
+
+/// Runs the short forms, up to the first that fails.
+pub(crate) fn short_forms(workspace: &Workspace) -> anyhow::Result<Option<i32>> {
+    for (verb, args) in SHORT_FORMS {
+        output::complain(&format!("-- {verb} {}", args.join(" ")));
+        let mut command = launch::verb_of(workspace, PACKAGE, verb)?;
+        let status = run_to_end(command.args(*args))?;
+        if !status.success() {
+            return Ok(status.code());
+        }
+    }
+    Ok(Some(0))
+}
