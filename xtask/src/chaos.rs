@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use crate::workspace::{Workspace, exit_code, run_to_end};
+use crate::workspace::{Workspace, exit_code};
 use crate::{launch, output, services};
 
 /// The harness.
@@ -31,16 +31,17 @@ pub(crate) struct ChaosArgs {
 /// Runs `flowgate-chaos VERB ARGS…`.
 pub(crate) fn run(workspace: &Workspace, verb: &str, args: &ChaosArgs) -> anyhow::Result<ExitCode> {
     services::install(&services::needed())?;
-    let mut command = launch::verb_of(workspace, PACKAGE, verb)?;
-    run_to_end(command.args(&args.args)).map(exit_code)
+    let binary = launch::build(workspace, PACKAGE)?;
+    launch::run(workspace, &binary, verb, &args.args, &[]).map(exit_code)
 }
 
 /// Runs the short forms, up to the first that fails.
 pub(crate) fn short_forms(workspace: &Workspace) -> anyhow::Result<Option<i32>> {
+    let binary = launch::build(workspace, PACKAGE)?;
     for (verb, args) in SHORT_FORMS {
         output::complain(&format!("-- {verb} {}", args.join(" ")));
-        let mut command = launch::verb_of(workspace, PACKAGE, verb)?;
-        let status = run_to_end(command.args(*args))?;
+        let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        let status = launch::run(workspace, &binary, verb, &args, &[])?;
         if !status.success() {
             return Ok(status.code());
         }

@@ -1,7 +1,7 @@
 //! Builds a release binary and runs one of its verbs.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 
 use anyhow::{Context, bail};
@@ -16,20 +16,25 @@ pub(crate) fn flowgate(
     args: &[OsString],
     variables: &[(String, String)],
 ) -> anyhow::Result<ExitStatus> {
-    let mut command = verb_of(workspace, "flowgate", verb)?;
-    command.args(args).envs(variables.iter().cloned());
+    run(workspace, &build(workspace, "flowgate")?, verb, args, variables)
+}
+
+/// Runs `BINARY VERB ARGS…` from a binary that was built.
+pub(crate) fn run(
+    workspace: &Workspace,
+    binary: &Path,
+    verb: &str,
+    args: &[OsString],
+    variables: &[(String, String)],
+) -> anyhow::Result<ExitStatus> {
+    let mut command = Command::new(binary);
+    command.arg(verb).args(args).envs(variables.iter().cloned()).current_dir(&workspace.root);
     run_to_end(&mut command)
 }
 
-/// Builds the binary of `package` for release; the command runs `BINARY VERB`.
-pub(crate) fn verb_of(workspace: &Workspace, package: &str, verb: &str) -> anyhow::Result<Command> {
-    let mut command = Command::new(build(workspace, package)?);
-    command.arg(verb).current_dir(&workspace.root);
-    Ok(command)
-}
-
-/// Asks cargo where it put the binary, so that every way to move the target folder works.
-fn build(workspace: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
+/// Builds the binary of `package` for release. Cargo says where it put it, so every way to move the
+/// target folder works.
+pub(crate) fn build(workspace: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
     let built = workspace
         .cargo(&["build", "--release", "--locked", "--package", package, "--bin", package])
         .args(["--message-format", "json-render-diagnostics"])

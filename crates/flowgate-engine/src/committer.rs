@@ -1,8 +1,10 @@
 //! One loop that decides and commits everything that happens on this instance.
 //!
 //! While one batch is at the store the next one gathers, so at idle a commit leaves at once and
-//! under load batches grow by themselves. A batch holds at most one commit per run: several reports
-//! of a run are decided one after the other on each other's records and joined.
+//! under load batches grow by themselves. A shared store gets the next batch already when it is
+//! worth its way: then the store works while the engine does. A batch holds at most one commit per
+//! run, and a run with a commit under way is in no other batch: several reports of a run are decided
+//! one after the other on each other's records and joined.
 //!
 //! ```text
 //!          report                 decided                applied
@@ -23,12 +25,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::commit::Commit;
+use flowgate_core::commit::{Commit, Due, JobChange};
 use flowgate_core::event::Event;
 use flowgate_core::ids::{CommitId, RunId};
 use flowgate_core::limits::{COMMIT_BATCH_MAX, COMMIT_BYTES_MAX};
 use flowgate_core::run::Run;
 use flowgate_store::CommitOutcome;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use crate::attempt::Attempt;
@@ -47,6 +51,11 @@ mod settle;
 /// A commit that takes longer is worth a look: nothing is wrong with it, but runs stand still.
 const COMMIT_LONG: Duration = Duration::from_secs(5);
 
+/// Batches that may be at a shared store at a time.
+const BATCHES_MAX: usize = 2;
+/// Commits that are worth a batch beside another one, whatever that one holds.
+const WORTH_MIN: usize = 16;
+
 /// The committer of an instance.
 #[derive(Debug)]
 pub(crate) struct Committer {
@@ -64,6 +73,19 @@ pub(crate) struct Committer {
     /// Runs that nothing is in flight of any more, though they go on.
     left: Vec<RunId>,
     pollers: usize,
+    /// When the first came of what is in line.
+    since: Option<Instant>,
+    batches_max: usize,
+}
+
+/// Commits that are on their way to the store together.
+#[derive(Debug)]
+struct Batch {
+    sent: Vec<Sent>,
+    /// Slots that were taken for what it hands off.
+    slots: usize,
+    since: Option<Instant>,
+    began: Instant,
 }
 
 /// A commit at the store, with what it was decided from.
@@ -89,6 +111,9 @@ enum SentOrigin {
 impl Committer {
     pub(crate) fn new(instance: Arc<Instance>, pollers: usize) -> Self {
         Self {
+            // An embedded store gathers by itself what comes while it syncs.
+            batches_max: if instance.store.is_shared() { BATCHES_MAX } else { 1 },
+            since: None,
             instance,
             ready: VecDeque::new(),
             starts: VecDeque::new(),
@@ -104,27 +129,52 @@ impl Committer {
     /// Runs until the inbox is closed and nothing is left to commit.
     pub(crate) async fn run(mut self) {
         let instance = Arc::clone(&self.instance);
+        let mut under_way = FuturesUnordered::new();
+        let mut largest = 0;
         loop {
             let mut inbound = std::mem::take(&mut self.inbound);
             let since = instance.inbox.take(&mut inbound);
+            self.since = self.since.or(since);
             self.admit(&mut inbound);
             self.inbound = inbound;
-            let (commits, sent) = self.prepare();
-            if !sent.is_empty() {
-                let is_busy = sent.len() > 1;
-                self.commit(commits, sent, since).await;
-                // Under load, what the batch set free runs first: its ends make the next batch. A
-                // store in memory never waits, so otherwise each batch would hold very little.
-                if is_busy {
-                    tokio::task::yield_now().await;
-                } else {
-                    tokio::task::consume_budget().await;
+            let waiting = self.ready.len() + self.starts.len();
+            let is_worth_it = match under_way.len() {
+                0 => waiting > 0,
+                count => count < self.batches_max && waiting >= WORTH_MIN.max(largest / 2),
+            };
+            if is_worth_it {
+                let (commits, sent) = self.prepare();
+                if !sent.is_empty() {
+                    largest = sent.len();
+                    let batch = self.begin(&commits, sent);
+                    under_way.push(carry(Arc::clone(&instance), commits, batch));
                 }
-            } else if self.ready.is_empty() && self.starts.is_empty() {
-                if self.is_done() {
-                    return;
+            }
+            if under_way.is_empty() {
+                if self.ready.is_empty() && self.starts.is_empty() {
+                    self.since = None;
+                    if self.is_done() {
+                        return;
+                    }
+                    instance.inbox.arrived().await;
                 }
-                instance.inbox.arrived().await;
+                continue;
+            }
+            let may_send = under_way.len() < self.batches_max;
+            tokio::select! {
+                biased;
+                Some((batch, outcomes)) = under_way.next() => {
+                    let is_busy = batch.sent.len() > 1;
+                    self.finish(batch, outcomes).await;
+                    // Under load, what the batch set free runs first: its ends make the next batch.
+                    // A store in memory never waits, so otherwise each batch would hold very little.
+                    if is_busy {
+                        tokio::task::yield_now().await;
+                    } else {
+                        tokio::task::consume_budget().await;
+                    }
+                }
+                () = instance.inbox.arrived(), if may_send => {}
             }
         }
     }
@@ -242,21 +292,26 @@ impl Committer {
         (commits, sent)
     }
 
-    /// Sends a batch until the store has answered, and settles it.
-    async fn commit(&mut self, commits: Vec<Commit>, mut sent: Vec<Sent>, since: Option<Instant>) {
-        let instance = Arc::clone(&self.instance);
-        let began = clock::now();
+    /// Takes the slots that the batch may fill.
+    fn begin(&mut self, commits: &[Commit], sent: Vec<Sent>) -> Batch {
+        let instance = &self.instance;
         #[expect(clippy::cast_precision_loss, reason = "batches and slots are small")]
         {
             instance.metrics.batch_size.record(commits.len() as f64);
             instance.metrics.running.set(instance.slots.taken() as f64);
         }
-        let slots = if instance.stopping.is_cancelled() {
-            0
-        } else {
-            instance.slots.take_for_hand_off(usize::MAX)
-        };
-        let outcomes = self.send(commits, &mut sent, slots).await;
+        // No more than it can fill: another batch may need the rest.
+        let is_due = |change: &&JobChange| matches!(change, JobChange::Add { due: Due::Now, .. });
+        let due = commits.iter().flat_map(|commit| &commit.jobs).filter(is_due).count();
+        let is_stopping = instance.stopping.is_cancelled();
+        let slots = if is_stopping { 0 } else { instance.slots.take_for_hand_off(due) };
+        Batch { sent, slots, since: self.since.take(), began: clock::now() }
+    }
+
+    /// Settles a batch that the store has answered.
+    async fn finish(&mut self, batch: Batch, outcomes: Result<Vec<CommitOutcome>, CommitError>) {
+        let instance = Arc::clone(&self.instance);
+        let Batch { sent, slots, since, began } = batch;
         let answered = clock::now();
         let took = answered.saturating_duration_since(began);
         instance.metrics.commit_seconds.record(took);
@@ -292,63 +347,73 @@ impl Committer {
     async fn commit_one_by_one(&mut self, sent: Vec<Sent>) {
         for one in sent {
             let mut one = vec![one];
-            let commits = self.remake(&mut one);
-            match self.send(commits, &mut one, 0).await {
+            let commits = remake(&self.instance, &mut one);
+            match send(&self.instance, commits, &mut one, 0).await {
                 Ok(outcomes) => self.settle(one, outcomes, clock::now()),
                 Err(error) => self.give_up(one, &error),
             }
         }
     }
+}
 
-    async fn send(
-        &self,
-        mut commits: Vec<Commit>,
-        sent: &mut [Sent],
-        slots: usize,
-    ) -> Result<Vec<CommitOutcome>, CommitError> {
-        let instance = &self.instance;
-        let claimant = (slots > 0).then(|| instance.claimant(slots));
-        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
-        loop {
-            match instance.store.commit(commits, claimant.as_ref()).await {
-                Ok(outcomes) => {
-                    instance.health.answered(Source::Commits);
-                    return Ok(outcomes);
-                }
-                Err(error) if error.is_transient() => {
-                    instance.metrics.store_retries.increment(1);
-                    instance.health.failed(Source::Commits, &error);
-                    if let Some(kept_back) = instance.throttles.commits.pass() {
-                        let commits = sent.len();
-                        tracing::warn!(%error, commits, kept_back, "the store does not take commits; trying on");
-                    }
-                }
-                Err(error) => {
-                    instance.health.answered(Source::Commits);
-                    tracing::error!(%error, commits = sent.len(), "the store cannot take a batch");
-                    return Err(CommitError::Store(Arc::new(error)));
+/// Brings a batch to the store; it comes back with what became of it.
+async fn carry(
+    instance: Arc<Instance>,
+    commits: Vec<Commit>,
+    mut batch: Batch,
+) -> (Batch, Result<Vec<CommitOutcome>, CommitError>) {
+    let outcomes = send(&instance, commits, &mut batch.sent, batch.slots).await;
+    (batch, outcomes)
+}
+
+/// Sends commits until the store has answered.
+async fn send(
+    instance: &Instance,
+    mut commits: Vec<Commit>,
+    sent: &mut [Sent],
+    slots: usize,
+) -> Result<Vec<CommitOutcome>, CommitError> {
+    let claimant = (slots > 0).then(|| instance.claimant(slots));
+    let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
+    loop {
+        match instance.store.commit(commits, claimant.as_ref()).await {
+            Ok(outcomes) => {
+                instance.health.answered(Source::Commits);
+                return Ok(outcomes);
+            }
+            Err(error) if error.is_transient() => {
+                instance.metrics.store_retries.increment(1);
+                instance.health.failed(Source::Commits, &error);
+                if let Some(kept_back) = instance.throttles.commits.pass() {
+                    let commits = sent.len();
+                    tracing::warn!(%error, commits, kept_back, "the store does not take commits; trying on");
                 }
             }
-            tokio::select! {
-                () = backoff.wait() => {}
-                () = instance.giving_up.cancelled() => return Err(CommitError::Closed),
+            Err(error) => {
+                instance.health.answered(Source::Commits);
+                tracing::error!(%error, commits = sent.len(), "the store cannot take a batch");
+                return Err(CommitError::Store(Arc::new(error)));
             }
-            commits = self.remake(sent);
         }
+        tokio::select! {
+            () = backoff.wait() => {}
+            () = instance.giving_up.cancelled() => return Err(CommitError::Closed),
+        }
+        commits = remake(instance, sent);
     }
+}
 
-    /// The same commits again, from what they were decided from.
-    fn remake(&self, sent: &mut [Sent]) -> Vec<Commit> {
-        let runs = self.instance.in_flight.lock();
-        sent.iter_mut()
-            .map(|sent| match &mut sent.origin {
-                SentOrigin::Start(start) => start.commit(),
-                SentOrigin::Reports(run_id, items) => {
-                    let entry = runs.get(run_id).expect("a run with a commit under way is kept");
-                    let base = sent.base.as_ref().expect("reports are about a run that exists");
-                    decide::again(&entry.flow.flow, base, items, sent.commit_id)
-                }
-            })
-            .collect()
-    }
+/// The same commits again, from what they were decided from.
+fn remake(instance: &Instance, sent: &mut [Sent]) -> Vec<Commit> {
+    let runs = instance.in_flight.lock();
+    sent.iter_mut()
+        .map(|sent| match &mut sent.origin {
+            SentOrigin::Start(start) => start.commit(),
+            SentOrigin::Reports(run_id, items) => {
+                let entry = runs.get(run_id).expect("a run with a commit under way is kept");
+                let base = sent.base.as_ref().expect("reports are about a run that exists");
+                decide::again(&entry.flow.flow, base, items, sent.commit_id)
+            }
+        })
+        .collect()
 }

@@ -113,6 +113,7 @@ pub(super) async fn ask(
     sql: &str,
     params: &[Param<'_>],
 ) -> Result<Vec<Row>, Fault> {
+    metrics::counter!("flowgate_store_round_trips_total", "store" => "postgres").increment(1);
     let answer = tokio::time::timeout(within, client.query_typed(sql, params)).await;
     Ok(answer.map_err(|_| Fault::Silence(within))??)
 }

@@ -146,6 +146,7 @@ impl Link {
     ) -> RedisResult<T> {
         // The client has the same limit for one answer; in a cluster it may try several servers.
         let longest = self.call_timeout * 2;
+        metrics::counter!("flowgate_store_round_trips_total", "store" => "redis").increment(1);
         let answer = timeout(longest, answer).await.unwrap_or_else(|_| Err(no_answer()));
         if let Err(error) = &answer
             && ends_connection(error)

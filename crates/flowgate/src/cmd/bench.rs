@@ -3,17 +3,13 @@
 //! Absolute times say little on a shared machine, so every figure that is promised is a ratio of
 //! two measurements of the same call.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::flow::Flow;
-use flowgate_core::payload::Payload;
-use flowgate_engine::{Engine, EngineConfig, StartRequest, Workers, instance_id};
-use flowgate_store::Store;
+use anyhow::Context;
 use flowgate_store::memory::MemoryStore;
-use flowgate_store::sqlite::{SqliteOptions, SqliteStore};
 use serde::{Deserialize, Serialize};
-use tokio::task::JoinSet;
 
 use super::App;
 use crate::failure::{Exit, Failure, Outcome};
@@ -23,9 +19,16 @@ mod flows;
 mod growth;
 mod idle;
 mod measure;
+mod peers;
 mod raw;
+mod rig;
+mod round_trips;
+mod server;
+mod shared;
 
-use measure::Meter;
+use peers::Peer;
+use rig::Rig;
+use shared::Kind;
 
 /// Runs in flight in the throughput scenarios.
 const IN_FLIGHT: usize = 200;
@@ -37,13 +40,27 @@ const MEMORY_ROUNDS: usize = 5;
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
 Examples:
-  flowgate bench                       all stores and scenarios, about a minute
+  flowgate bench                       the embedded stores, about a minute
   flowgate bench --quick               a rough figure in a few seconds
-  flowgate bench --on sqlite --json    one store, as one JSON object")]
+  flowgate bench --on sqlite --json    one store, as one JSON object
+  flowgate bench --url redis://localhost:6379
+                                       a shared store, in a data set that is removed afterwards")]
 pub(crate) struct Args {
     /// Measure this store only; may be repeated.
-    #[arg(long = "on", value_name = "KIND", value_parser = ["memory", "sqlite"])]
+    #[arg(long = "on", value_name = "KIND", value_parser = ["memory", "sqlite", "redis", "postgres"])]
     stores: Vec<String>,
+    /// Measure the shared store at this URL (redis://… or postgres://…); may be repeated.
+    #[arg(long = "url", value_name = "URL", value_parser = shared_url)]
+    urls: Vec<String>,
+    /// Where `--on redis` finds its server.
+    #[arg(long, hide = true, env = "FLOWGATE_TEST_REDIS", hide_env_values = true)]
+    redis: Option<String>,
+    /// Where `--on postgres` finds its server.
+    #[arg(long, hide = true, env = "FLOWGATE_TEST_POSTGRES", hide_env_values = true)]
+    postgres: Option<String>,
+    /// Compare with these peers, as their programs printed them, one a line (internal).
+    #[arg(long, hide = true, value_name = "FILE")]
+    peers: Option<PathBuf>,
     /// Fewer runs: rough figures in a few seconds.
     #[arg(long)]
     quick: bool,
@@ -52,7 +69,7 @@ pub(crate) struct Args {
     check: bool,
     /// Measure a file that is there already, in this process, and print one figure (internal).
     #[arg(long, hide = true, value_name = "FILE")]
-    child: Option<std::path::PathBuf>,
+    child: Option<PathBuf>,
 }
 
 /// One figure.
@@ -64,6 +81,12 @@ pub(crate) struct Figure {
     p50_ms: f64,
     p99_ms: f64,
     cpu_us_per_step: f64,
+    /// What the server used, if it runs on this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    server_cpu_us_per_step: Option<f64>,
+    /// Calls of the store to its server, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    round_trips_per_step: Option<f64>,
 }
 
 /// A promise about two figures of the same call.
@@ -79,6 +102,8 @@ pub(crate) struct Ratio {
 struct Report {
     results: Vec<Figure>,
     raw: Vec<Figure>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    peers: Vec<Peer>,
     ratios: Vec<Ratio>,
 }
 
@@ -114,11 +139,45 @@ impl Args {
             self.measure_sqlite(&mut report).await?;
         }
         add_store_ratio(&mut report);
+        let shared = self.shared()?;
+        if !shared.is_empty() {
+            round_trips::listen().context("counting round trips")?;
+        }
+        for (kind, url) in shared {
+            shared::measure(kind, url, &self.scale(), &mut report)
+                .await
+                .with_context(|| format!("measuring {}", kind.name()))?;
+        }
+        if let Some(file) = &self.peers {
+            report.peers = peers::read(file)?;
+            peers::add_ratios(&mut report);
+        }
         Ok(report)
     }
 
+    /// Whether an embedded store is to be measured: all are, unless something is named.
     fn wants(&self, store: &str) -> bool {
-        self.stores.is_empty() || self.stores.iter().any(|name| name == store)
+        let names_nothing = self.stores.is_empty() && self.urls.is_empty();
+        names_nothing || self.stores.iter().any(|name| name == store)
+    }
+
+    /// The shared stores to measure, and where they are.
+    fn shared(&self) -> anyhow::Result<Vec<(Kind, &str)>> {
+        let mut shared = Vec::new();
+        for kind in Kind::ALL {
+            let mut urls: Vec<&str> = self.urls.iter().map(String::as_str).collect();
+            urls.retain(|url| Kind::of(url) == Some(kind));
+            if urls.is_empty() && self.stores.iter().any(|name| name == kind.name()) {
+                let server = match kind {
+                    Kind::Redis => self.redis.as_deref(),
+                    Kind::Postgres => self.postgres.as_deref(),
+                };
+                let missing = || format!("--on {} needs a server: name it by --url", kind.name());
+                urls.push(server.with_context(missing)?);
+            }
+            shared.extend(urls.into_iter().map(|url| (kind, url)));
+        }
+        Ok(shared)
     }
 
     fn scale(&self) -> Scale {
@@ -134,11 +193,10 @@ impl Args {
                 figures.push(rig.throughput(scenario, self.scale().memory_runs).await?);
                 rig.engine.shutdown().await;
             }
-            figures.sort_by(|a, b| a.steps_per_s.total_cmp(&b.steps_per_s));
-            report.results.push(figures.swap_remove(MEMORY_ROUNDS / 2));
+            report.results.push(shared::median(figures));
         }
         let rig = Rig::new(Arc::new(MemoryStore::new()))?;
-        report.results.push(rig.idle_chain(self.scale().idle_runs).await?);
+        report.results.push(rig.idle_chain(self.scale().idle_runs, None).await?);
         rig.engine.shutdown().await;
         Ok(())
     }
@@ -153,10 +211,10 @@ impl Args {
             let batch = rig.batch();
             rig.engine.shutdown().await;
             drop(rig);
-            report.raw.push(raw::replay(&file, scenario, batch).await?);
+            report.raw.push(raw::sqlite::replay(&file, scenario, batch).await?);
         }
         let rig = Rig::on_file(&folder.path().join("idle.db")).await?;
-        report.results.push(rig.idle_chain(scale.idle_runs).await?);
+        report.results.push(rig.idle_chain(scale.idle_runs, None).await?);
         rig.engine.shutdown().await;
         drop(rig);
         add_raw_ratio(report);
@@ -177,6 +235,9 @@ pub(crate) struct Scale {
     history_runs: usize,
     child_runs: usize,
     idle: Duration,
+    redis_runs: usize,
+    postgres_runs: usize,
+    shared_rounds: usize,
 }
 
 impl Scale {
@@ -189,6 +250,9 @@ impl Scale {
         history_runs: 100_000,
         child_runs: 30_000,
         idle: Duration::from_secs(30),
+        redis_runs: 10_000,
+        postgres_runs: 6_000,
+        shared_rounds: 5,
     };
     const QUICK: Self = Self {
         memory_runs: 5_000,
@@ -199,101 +263,10 @@ impl Scale {
         history_runs: 10_000,
         child_runs: 4_000,
         idle: Duration::from_secs(2),
+        redis_runs: 2_000,
+        postgres_runs: 1_000,
+        shared_rounds: 3,
     };
-}
-
-/// An engine with the no-op handlers of the scenarios.
-pub(crate) struct Rig {
-    engine: Engine,
-    store: Arc<dyn Store>,
-    sqlite: Option<Arc<SqliteStore>>,
-}
-
-impl Rig {
-    fn new(store: Arc<dyn Store>) -> anyhow::Result<Self> {
-        let config = EngineConfig { slots: 1_024, ..EngineConfig::new(instance_id()) };
-        let engine = Engine::start(Arc::clone(&store), workers(), config)?;
-        Ok(Self { engine, store, sqlite: None })
-    }
-
-    async fn on_file(file: &std::path::Path) -> anyhow::Result<Self> {
-        let options = SqliteOptions::new(instance_id());
-        let sqlite = Arc::new(SqliteStore::open(file, options).await?);
-        let mut rig = Self::new(Arc::clone(&sqlite) as Arc<dyn Store>)?;
-        rig.sqlite = Some(sqlite);
-        Ok(rig)
-    }
-
-    /// How many commits the file took in one transaction, on average.
-    fn batch(&self) -> usize {
-        let stats = self.sqlite.as_ref().map(|sqlite| sqlite.stats()).unwrap_or_default();
-        usize::try_from(stats.commits / stats.transactions.max(1)).unwrap_or(1).max(1)
-    }
-
-    async fn throughput(&self, scenario: &flows::Scenario, runs: usize) -> anyhow::Result<Figure> {
-        let flow = Arc::new(scenario.flow());
-        self.engine.register(&flow, None).await?;
-        // The first runs load the revision, grow the maps and warm the file's cache.
-        self.drive(&flow, runs / 20, IN_FLIGHT).await?;
-        let meter = Meter::start();
-        let latencies = self.drive(&flow, runs, IN_FLIGHT).await?;
-        Ok(meter.stop(self.store.kind(), scenario.name, runs * flow.steps.len(), latencies))
-    }
-
-    /// One chain at a time.
-    async fn idle_chain(&self, runs: usize) -> anyhow::Result<Figure> {
-        let flow = Arc::new(flows::CHAIN.flow());
-        self.engine.register(&flow, None).await?;
-        self.drive(&flow, 10, 1).await?;
-        let meter = Meter::start();
-        let latencies = self.drive(&flow, runs, 1).await?;
-        Ok(meter.stop(self.store.kind(), "idle chain", runs * flow.steps.len(), latencies))
-    }
-
-    /// Starts `runs` runs, `in_flight` at a time, and waits for them; how long each took.
-    pub(crate) async fn drive(
-        &self,
-        flow: &Arc<Flow>,
-        runs: usize,
-        in_flight: usize,
-    ) -> anyhow::Result<Vec<Duration>> {
-        let left = Arc::new(std::sync::atomic::AtomicUsize::new(runs));
-        let mut drivers = JoinSet::new();
-        for _ in 0..in_flight.min(runs) {
-            let (engine, flow, left) = (self.engine.clone(), Arc::clone(flow), Arc::clone(&left));
-            drivers.spawn(async move { drive_one_by_one(&engine, &flow, &left).await });
-        }
-        let mut latencies = Vec::with_capacity(runs);
-        while let Some(driven) = drivers.join_next().await {
-            latencies.extend(driven??);
-        }
-        Ok(latencies)
-    }
-}
-
-async fn drive_one_by_one(
-    engine: &Engine,
-    flow: &Flow,
-    left: &std::sync::atomic::AtomicUsize,
-) -> anyhow::Result<Vec<Duration>> {
-    use std::sync::atomic::Ordering;
-    let mut latencies = Vec::new();
-    while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
-        let clock = tokio::time::Instant::now();
-        let request = StartRequest::new(Payload::null());
-        engine.run_to_end(flow, request).await?;
-        latencies.push(clock.elapsed());
-    }
-    Ok(latencies)
-}
-
-fn workers() -> Workers {
-    let mut workers = Workers::new();
-    for scenario in flows::ALL {
-        scenario.register(&mut workers);
-    }
-    growth::register(&mut workers);
-    workers
 }
 
 fn figure<'a>(list: &'a [Figure], store: &str, scenario: &str) -> Option<&'a Figure> {
@@ -303,7 +276,7 @@ fn figure<'a>(list: &'a [Figure], store: &str, scenario: &str) -> Option<&'a Fig
 fn add_raw_ratio(report: &mut Report) {
     for scenario in flows::ALL {
         let ours = figure(&report.results, "sqlite", scenario.name);
-        let bare = figure(&report.raw, "sqlite", scenario.name);
+        let bare = figure(&report.raw, "bare rusqlite", scenario.name);
         if let (Some(ours), Some(bare)) = (ours, bare) {
             let name = format!("sqlite {} of bare rusqlite", scenario.name);
             let ratio = Ratio::at_least(name, ours.steps_per_s / bare.steps_per_s, 0.35);
@@ -330,26 +303,51 @@ impl Ratio {
     }
 }
 
+/// What can be measured by URL.
+fn shared_url(text: &str) -> Result<String, String> {
+    match Kind::of(text) {
+        Some(_) => Ok(text.to_owned()),
+        None => Err("only redis:// and postgres:// can be measured by URL".to_owned()),
+    }
+}
+
 fn print(output: Output, report: &Report) -> Result<(), Failure> {
-    let head = ["store", "scenario", "steps/s", "p50 ms", "p99 ms", "CPU µs/step"];
+    let head = [
+        "store",
+        "scenario",
+        "steps/s",
+        "p50 ms",
+        "p99 ms",
+        "CPU µs/step",
+        "server µs/step",
+        "trips/step",
+    ];
     let mut table = Table::new(&head);
-    let ours = report.results.iter().map(|figure| (figure, figure.store.as_str()));
-    let bare = report.raw.iter().map(|figure| (figure, "bare rusqlite"));
-    for (figure, store) in ours.chain(bare) {
+    let optional = |value: Option<f64>, digits: usize| match value {
+        Some(value) => Cell::plain(format!("{value:>7.digits$}")),
+        None => Cell::plain(""),
+    };
+    for figure in report.results.iter().chain(&report.raw) {
         table.row(vec![
-            Cell::plain(store),
+            Cell::plain(&figure.store),
             Cell::plain(&figure.scenario),
             Cell::plain(format!("{:>8.0}", figure.steps_per_s)),
             Cell::plain(format!("{:>7.2}", figure.p50_ms)),
             Cell::plain(format!("{:>7.2}", figure.p99_ms)),
             Cell::plain(format!("{:>7.1}", figure.cpu_us_per_step)),
+            optional(figure.server_cpu_us_per_step, 1),
+            optional(figure.round_trips_per_step, 2),
         ]);
     }
     table.print(output)?;
     output.line("")?;
+    if !report.peers.is_empty() {
+        peers::table(&report.peers).print(output)?;
+        output.line("")?;
+    }
     for Ratio { name, value, promise, kept } in &report.ratios {
         let mark = if *kept { "kept" } else { "MISSED" };
-        output.line(format!("{name:<44} {value:>8.2}  ({promise}: {mark})"))?;
+        output.line(format!("{name:<52} {value:>8.2}  ({promise}: {mark})"))?;
     }
     Ok(())
 }

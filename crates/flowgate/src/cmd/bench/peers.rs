@@ -1,0 +1,82 @@
+//! What other projects do with the same work on the same server, as their programs print it.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::{Ratio, Report, figure};
+use crate::output::{Cell, Table};
+
+/// What the program of a peer printed, at the best of the settings that it tried.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Peer {
+    peer: String,
+    version: String,
+    setting: String,
+    /// Steps per second of a short trial of each setting.
+    tried: serde_json::Map<String, serde_json::Value>,
+    chain_steps_per_s: f64,
+    single_jobs_per_s: f64,
+    idle_chain_p50_ms: f64,
+    idle_chain_p99_ms: f64,
+    cpu_us_per_step: f64,
+}
+
+/// A promise about our chain and that of the best of some peers.
+struct Promise {
+    store: &'static str,
+    peers: &'static [&'static str],
+    times: f64,
+}
+
+const PROMISES: [Promise; 2] = [
+    Promise { store: "redis", peers: &["bullmq"], times: 5.0 },
+    Promise { store: "postgres", peers: &["dbos", "pg-boss"], times: 8.0 },
+];
+
+/// Reads one peer a line.
+pub(crate) fn read(file: &Path) -> anyhow::Result<Vec<Peer>> {
+    let text = std::fs::read_to_string(file).context("reading the figures of peers")?;
+    let lines = text.lines().map(serde_json::from_str);
+    lines.collect::<Result<_, _>>().context("reading the figures of a peer")
+}
+
+/// Our chain against the best peer that was measured on the same store.
+pub(crate) fn add_ratios(report: &mut Report) {
+    for promise in &PROMISES {
+        let measured = report.peers.iter().filter(|peer| promise.peers.contains(&&*peer.peer));
+        let best = measured.max_by(|a, b| a.chain_steps_per_s.total_cmp(&b.chain_steps_per_s));
+        let ours = figure(&report.results, promise.store, "chain");
+        if let (Some(best), Some(ours)) = (best, ours) {
+            let name = format!("{} chain to {}, {}", promise.store, best.peer, best.setting);
+            let value = ours.steps_per_s / best.chain_steps_per_s;
+            report.ratios.push(Ratio::at_least(name, value, promise.times));
+        }
+    }
+}
+
+pub(crate) fn table(peers: &[Peer]) -> Table {
+    let head = [
+        "peer",
+        "setting",
+        "chain steps/s",
+        "single/s",
+        "idle chain p50 ms",
+        "p99 ms",
+        "CPU µs/step",
+    ];
+    let mut table = Table::new(&head);
+    for peer in peers {
+        table.row(vec![
+            Cell::plain(format!("{} {}", peer.peer, peer.version)),
+            Cell::plain(&peer.setting),
+            Cell::plain(format!("{:>8.0}", peer.chain_steps_per_s)),
+            Cell::plain(format!("{:>8.0}", peer.single_jobs_per_s)),
+            Cell::plain(format!("{:>7.2}", peer.idle_chain_p50_ms)),
+            Cell::plain(format!("{:>7.2}", peer.idle_chain_p99_ms)),
+            Cell::plain(format!("{:>7.1}", peer.cpu_us_per_step)),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,112 @@
+// Drives a peer through the scenarios of `flowgate bench`, and prints one JSON object.
+//
+// A peer has a name and one or more settings to try. A setting opens to {chain, single, close}:
+// `chain` runs five steps that do nothing, one after the other, `single` runs one, and both resolve
+// once the last of them has been settled. The setting with the fastest chain speaks for the peer.
+
+import { readFileSync } from 'node:fs';
+import { parseArgs } from 'node:util';
+
+/** Steps of a chain. */
+export const STEPS = 5;
+
+/** Chains that are under way at a time. */
+export const IN_FLIGHT = 200;
+
+const FULL = { trialChains: 1000, chains: 4000, singles: 10000, idle: 200 };
+const QUICK = { trialChains: 400, chains: 1000, singles: 2000, idle: 30 };
+
+/** The URL of a server that was started for this, and may be filled. */
+export function serverUrl(variable) {
+  const url = process.env[variable];
+  if (!url) throw new Error(`${variable} must hold the URL of a private server`);
+  return url;
+}
+
+export async function measure({ name, module, settings }) {
+  const { values } = parseArgs({ options: { quick: { type: 'boolean', default: false } } });
+  const scale = values.quick ? QUICK : FULL;
+  const tried = {};
+  let best;
+  for (const setting of settings) {
+    const peer = await setting.open();
+    tried[setting.name] = (await chains(peer, scale.trialChains)).perSecond * STEPS;
+    await peer.close();
+    if (!best || tried[setting.name] > tried[best.name]) best = setting;
+  }
+
+  const peer = await best.open();
+  const chain = await chains(peer, scale.chains);
+  const single = await drive(peer.single, scale.singles, IN_FLIGHT);
+  await drive(peer.chain, 5, 1);
+  const idle = await drive(peer.chain, scale.idle, 1);
+  await peer.close();
+  const figures = {
+    peer: name,
+    version: version(module),
+    setting: best.name,
+    tried,
+    chain_steps_per_s: chain.perSecond * STEPS,
+    single_jobs_per_s: single.perSecond,
+    idle_chain_p50_ms: percentile(idle.latencies, 0.5),
+    idle_chain_p99_ms: percentile(idle.latencies, 0.99),
+    cpu_us_per_step: chain.cpuMicroseconds / (scale.chains * STEPS),
+  };
+  process.stdout.write(`${JSON.stringify(figures)}\n`);
+}
+
+async function chains(peer, times) {
+  await drive(peer.chain, times / 10, IN_FLIGHT);
+  return drive(peer.chain, times, IN_FLIGHT);
+}
+
+/** Calls `work` so many times, `inFlight` at a time. */
+async function drive(work, times, inFlight) {
+  const latencies = [];
+  let left = times;
+  const oneByOne = async () => {
+    while (left > 0) {
+      left -= 1;
+      const start = performance.now();
+      await work();
+      latencies.push(performance.now() - start);
+    }
+  };
+  const cpu = process.cpuUsage();
+  const start = performance.now();
+  await Promise.all(Array.from({ length: inFlight }, oneByOne));
+  const seconds = (performance.now() - start) / 1000;
+  const { user, system } = process.cpuUsage(cpu);
+  return { perSecond: times / seconds, latencies, cpuMicroseconds: user + system };
+}
+
+function percentile(latencies, share) {
+  const sorted = latencies.toSorted((a, b) => a - b);
+  return sorted[Math.min(Math.floor(sorted.length * share), sorted.length - 1)];
+}
+
+/** The manifest names exact versions. */
+function version(module) {
+  const manifest = readFileSync(new URL('package.json', import.meta.url), 'utf8');
+  return JSON.parse(manifest).dependencies[module];
+}
+
+/** Callers that wait until their last job has been settled. */
+export class Waiting {
+  #callers = new Map();
+  #last = 0;
+
+  /** Hands `start` a new id, and resolves when `settled` is called with it. */
+  async for(start) {
+    this.#last += 1;
+    const id = this.#last;
+    const settled = new Promise((resolve) => this.#callers.set(id, resolve));
+    await start(id);
+    await settled;
+  }
+
+  settled(id) {
+    this.#callers.get(id)?.();
+    this.#callers.delete(id);
+  }
+}
