@@ -11,7 +11,7 @@ use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{LeaseToken, RunId};
 use flowgate_core::limits::PAGE_MAX;
-use flowgate_store::{RunCursor, RunQuery, RunRow, Store};
+use flowgate_store::{RunCursor, RunQuery, RunRow, Store, whole_log};
 use serde::Serialize;
 use serde_json::json;
 
@@ -86,19 +86,6 @@ pub(crate) async fn all_runs(store: &dyn Store) -> anyhow::Result<Vec<RunRow>> {
     }
 }
 
-/// All events of a run.
-async fn log_of(store: &dyn Store, run_id: RunId) -> anyhow::Result<Vec<StoredEvent>> {
-    let mut log: Vec<StoredEvent> = Vec::new();
-    loop {
-        let after = log.last().map_or(0, |last| last.seq);
-        let page = store.read_events(run_id, after, PAGE_MAX).await.context("reading events")?;
-        if page.is_empty() {
-            return Ok(log);
-        }
-        log.extend(page);
-    }
-}
-
 /// Judges the store. `followed` is what a reader of the feed saw while it all happened.
 pub(crate) async fn judge(
     store: &dyn Store,
@@ -122,7 +109,7 @@ pub(crate) async fn judge(
     let mut logs: BTreeMap<RunId, Vec<StoredEvent>> = BTreeMap::new();
     for row in &rows {
         let run_id = row.run.run_id;
-        let log = log_of(store, run_id).await?;
+        let log = whole_log(store, run_id).await.context("reading events")?;
         *verdict.by_status.entry(row.run.status.as_str()).or_default() += 1;
         match flows.get(&*row.run.flow) {
             Some(flow) => judge_run(flow, row, &log, executions, &mut verdict),

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::decide::{self, Report, Start};
-use flowgate_core::event::StoredEvent;
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
-use flowgate_store::{NewRevision, RunDetail, Store};
+use flowgate_store::{NewRevision, RunDetail, Store, whole_log};
 use futures_util::FutureExt;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -223,7 +222,7 @@ impl Engine {
         let instance = self.instance();
         let seed = self.seed(run_id).await?;
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
-        let log = self.whole_log(run_id).await?;
+        let log = whole_log(&**self.store(), run_id).await?;
         let new_id = instance.run_ids.next();
         let commit_id = instance.commit_ids.next();
         let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
@@ -407,18 +406,6 @@ impl Engine {
             biased;
             answer = answer => answer.unwrap_or(Err(CommitError::Closed)),
             () = self.instance().giving_up.cancelled() => Err(CommitError::Closed),
-        }
-    }
-
-    async fn whole_log(&self, run_id: RunId) -> Result<Vec<StoredEvent>, EngineError> {
-        let mut log: Vec<StoredEvent> = Vec::new();
-        loop {
-            let after = log.last().map_or(0, |event| event.seq);
-            let page = self.store().read_events(run_id, after, limits::PAGE_MAX).await?;
-            if page.is_empty() {
-                return Ok(log);
-            }
-            log.extend(page);
         }
     }
 }

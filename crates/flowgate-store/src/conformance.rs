@@ -3,7 +3,7 @@
 //! A store's tests call [`conformance!`](crate::conformance!) with a [`Harness`]; each case becomes
 //! a test of its own. The commits of the cases come from the real rules, on small flows.
 //!
-//! ```ignore
+//! ```text
 //! flowgate_store::conformance!(memory, MemoryHarness::new());
 //! ```
 

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
 
-use flowgate_core::event::{LeaseStamp, StoredEvent};
+use flowgate_core::event::LeaseStamp;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::RunStatus;
@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::{
     Imported, JobCopy, LogLine, RunCopy, RunCursor, RunDetail, RunQuery, Store, StoreCopy,
-    StoreError,
+    StoreError, whole_log,
 };
 
 /// Runs in one import.
@@ -184,7 +184,7 @@ pub async fn read_run(store: &dyn Store, run_id: RunId) -> Result<Option<RunCopy
         JobCopy { job: open.job, due_at: open.due_at, lost }
     });
     let jobs = jobs.collect();
-    let events = read_events(store, run_id).await?;
+    let events = whole_log(store, run_id).await?;
     let log_lines = read_logs(store, run_id).await?;
     Ok(Some(RunCopy { row, jobs, events, log_lines }))
 }
@@ -263,19 +263,6 @@ async fn contents(
         }
     }
     Ok(contents)
-}
-
-async fn read_events(store: &dyn Store, run_id: RunId) -> Result<Vec<StoredEvent>, StoreError> {
-    let mut events: Vec<StoredEvent> = Vec::new();
-    loop {
-        let after = events.last().map_or(0, |stored| stored.seq);
-        let page = store.read_events(run_id, after, PAGE_MAX).await?;
-        let is_last = page.len() < PAGE_MAX;
-        events.extend(page);
-        if is_last {
-            return Ok(events);
-        }
-    }
 }
 
 async fn read_logs(store: &dyn Store, run_id: RunId) -> Result<Vec<LogLine>, StoreError> {

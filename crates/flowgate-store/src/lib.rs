@@ -29,6 +29,7 @@ use flowgate_core::commit::{Claimed, Commit, Job};
 use flowgate_core::event::{LeaseStamp, StoredEvent};
 use flowgate_core::flow::FlowFile;
 use flowgate_core::ids::{InstanceId, JobId, LeaseToken, Position, Revision, RunId};
+use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -178,6 +179,20 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Tokens that are granted later are greater than those in the copy. Positions are this
     /// store's own.
     async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError>;
+}
+
+/// All events of a run, read in pages.
+pub async fn whole_log(store: &dyn Store, run_id: RunId) -> Result<Vec<StoredEvent>, StoreError> {
+    let mut events: Vec<StoredEvent> = Vec::new();
+    loop {
+        let after = events.last().map_or(0, |stored| stored.seq);
+        let page = store.read_events(run_id, after, PAGE_MAX).await?;
+        let is_last = page.len() < PAGE_MAX;
+        events.extend(page);
+        if is_last {
+            return Ok(events);
+        }
+    }
 }
 
 /// What an instance says of itself, again and again.

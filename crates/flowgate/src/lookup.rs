@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::event::StoredEvent;
 use flowgate_core::flow::{Flow, Span, nearest};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
@@ -86,20 +85,6 @@ pub(crate) fn cursor_of(row: &RunRow) -> RunCursor {
 /// The run and its open jobs.
 pub(crate) async fn run(store: &dyn Store, run_id: RunId) -> Result<RunDetail, Failure> {
     store.read_run(run_id).await?.ok_or_else(|| no_run(&run_id.to_string()))
-}
-
-/// All events of a run.
-pub(crate) async fn events(store: &dyn Store, run_id: RunId) -> Result<Vec<StoredEvent>, Failure> {
-    let mut events: Vec<StoredEvent> = Vec::new();
-    loop {
-        let after = events.last().map_or(0, |stored| stored.seq);
-        let page = store.read_events(run_id, after, PAGE_MAX).await?;
-        let is_last = page.len() < PAGE_MAX;
-        events.extend(page);
-        if is_last {
-            return Ok(events);
-        }
-    }
 }
 
 /// The revision that a run is pinned to.

@@ -18,9 +18,8 @@ use flowgate_core::check::{Violation, check_ended, check_run};
 use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{LeaseToken, RunId};
-use flowgate_core::limits::PAGE_MAX;
-use flowgate_store::Store;
 use flowgate_store::sqlite::SqliteStore;
+use flowgate_store::{Store, whole_log};
 use serde::Serialize;
 
 use super::App;
@@ -295,15 +294,7 @@ async fn judge_run(
         report.violations.push(format!("run {run_id} was acknowledged and is not there"));
         return Ok(());
     };
-    let mut log: Vec<StoredEvent> = Vec::new();
-    loop {
-        let after = log.last().map_or(0, |last| last.seq);
-        let page = store.read_events(run_id, after, PAGE_MAX).await?;
-        if page.is_empty() {
-            break;
-        }
-        log.extend(page);
-    }
+    let log = whole_log(store, run_id).await?;
     let mut found: Vec<Violation> = check_run(flow, run_id, &log, Some(&detail.row.run));
     found.extend(check_ended(run_id, &log));
     report.violations.extend(found.iter().map(ToString::to_string));

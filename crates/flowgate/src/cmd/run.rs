@@ -230,7 +230,7 @@ impl Follow<'_> {
         self.progress.finish();
         let store = self.instance.store();
         let detail = lookup::run(store, self.run_id).await?;
-        let events = lookup::events(store, self.run_id).await?;
+        let events = flowgate_store::whole_log(store, self.run_id).await?;
         Ok(Followed { report: RunReport::new(&self.flow, &detail, &events), ended_by })
     }
 }

@@ -29,7 +29,7 @@ pub(crate) async fn run(app: &App, args: Args) -> Outcome {
     let run_id = lookup::run_id(&*store, &args.run).await?;
     let detail = lookup::run(&*store, run_id).await?;
     let flow = lookup::flow_of(&*store, &detail.row.run).await?;
-    let events = lookup::events(&*store, run_id).await?;
+    let events = flowgate_store::whole_log(&*store, run_id).await?;
     let facts = RunFacts::new(&flow, &detail, &events);
     if app.output.json {
         app.output.json(&facts)?;
