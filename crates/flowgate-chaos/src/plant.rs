@@ -108,6 +108,8 @@ impl Planted {
     }
 }
 
+impl flowgate_store::Control for Planted {}
+
 #[async_trait]
 impl Store for Planted {
     fn kind(&self) -> &'static str {

@@ -471,7 +471,7 @@ impl<'a> Draft<'a> {
 
     fn add(&mut self, step: StepIndex, kind: JobKind, inputs: Vec<u64>, due: Due) {
         let queue = Arc::clone(&self.flow.step(step).queue);
-        let job = Job { job_id: self.job_id(step), kind, queue, attempt: 0, inputs };
+        let job = Job { job_id: self.job_id(step), kind, queue, priority: 0, attempt: 0, inputs };
         self.jobs.push(JobChange::Add { job, due });
     }
 

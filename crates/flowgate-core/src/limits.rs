@@ -51,3 +51,5 @@ pub const COMMIT_BATCH_MAX: usize = 512;
 pub const CLAIM_BATCH_MAX: usize = 512;
 /// Rows in one page of a listing.
 pub const PAGE_MAX: usize = 1_000;
+/// The highest priority of a job.
+pub const PRIORITY_MAX: u8 = 9;

@@ -314,6 +314,8 @@ impl Drop for Call<'_> {
     }
 }
 
+impl crate::control::Control for Breaker {}
+
 #[async_trait]
 impl Store for Breaker {
     fn kind(&self) -> &'static str {

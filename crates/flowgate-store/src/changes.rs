@@ -115,7 +115,7 @@ mod tests {
 
     fn job(step: u16) -> Job {
         let (job_id, queue) = (job_id(step), "default".into());
-        Job { job_id, kind: JobKind::Execute, queue, attempt: 0, inputs: vec![1] }
+        Job { job_id, kind: JobKind::Execute, queue, priority: 0, attempt: 0, inputs: vec![1] }
     }
 
     fn add(step: u16) -> JobChange {

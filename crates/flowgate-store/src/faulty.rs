@@ -153,6 +153,8 @@ impl Faulty {
     }
 }
 
+impl crate::control::Control for Faulty {}
+
 #[async_trait]
 impl Store for Faulty {
     fn kind(&self) -> &'static str {

@@ -90,6 +90,8 @@ fn refusal_name(refusal: Refusal) -> &'static str {
     }
 }
 
+impl crate::control::Control for Instrumented {}
+
 #[async_trait]
 impl Store for Instrumented {
     fn kind(&self) -> &'static str {

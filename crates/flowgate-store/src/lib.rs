@@ -39,6 +39,7 @@ mod changes;
 pub mod clock;
 #[cfg(feature = "testing")]
 pub mod conformance;
+pub mod control;
 pub mod copy;
 mod error;
 #[cfg(feature = "testing")]
@@ -56,6 +57,7 @@ mod wait;
 
 pub use breaker::{Breaker, BreakerState};
 pub use clock::Clock;
+pub use control::Control;
 pub use error::StoreError;
 pub use finding::{Finding, Level};
 pub use instrumented::Instrumented;
@@ -67,7 +69,7 @@ pub use url::{StoreUrl, open_shared};
 
 /// A place where runs live.
 #[async_trait]
-pub trait Store: fmt::Debug + Send + Sync {
+pub trait Store: Control + fmt::Debug {
     /// Its kind, as in the first part of its URL: `memory`, `sqlite`, `redis`, `redis-cluster`,
     /// `postgres`.
     fn kind(&self) -> &'static str;

@@ -109,6 +109,8 @@ impl Default for MemoryStore {
     }
 }
 
+impl crate::control::Control for MemoryStore {}
+
 #[async_trait]
 impl Store for MemoryStore {
     fn kind(&self) -> &'static str {

@@ -229,6 +229,8 @@ impl Statements {
     }
 }
 
+impl crate::control::Control for PostgresStore {}
+
 #[async_trait]
 impl Store for PostgresStore {
     fn kind(&self) -> &'static str {

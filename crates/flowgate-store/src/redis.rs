@@ -296,6 +296,8 @@ impl RedisStore {
     }
 }
 
+impl crate::control::Control for RedisStore {}
+
 #[async_trait]
 impl Store for RedisStore {
     fn kind(&self) -> &'static str {

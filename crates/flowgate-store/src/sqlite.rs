@@ -366,6 +366,8 @@ impl Drop for SqliteStore {
     }
 }
 
+impl crate::control::Control for SqliteStore {}
+
 #[async_trait]
 impl Store for SqliteStore {
     fn kind(&self) -> &'static str {

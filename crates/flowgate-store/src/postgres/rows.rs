@@ -100,6 +100,7 @@ impl JobColumns {
             }
         };
         Ok(Job {
+            priority: 0,
             job_id: JobId { run_id: self.run_id, step: StepIndex(self.step) },
             kind,
             queue: self.queue,

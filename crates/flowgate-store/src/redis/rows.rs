@@ -53,7 +53,7 @@ pub(super) fn decode_job(
     };
     let inputs = inputs.split(',').filter(|input| !input.is_empty());
     let inputs = inputs.map(parse).collect::<Result<_, _>>()?;
-    Ok(Job { job_id, kind, queue, attempt, inputs })
+    Ok(Job { job_id, kind, queue, priority: 0, attempt, inputs })
 }
 
 /// Lost leases: a line `ATTEMPT;TOKEN;INSTANCE` for each.
