@@ -44,6 +44,7 @@ scripts! {
     RAISE_TOKENS: "raise_tokens",
     READ_EVENTS: "read_events",
     READ_FEED: "read_feed",
+    READ_RUN: "read_run",
     REGISTER_FLOW: "register_flow",
     RENEW: "renew",
     SWEEP: "sweep",
