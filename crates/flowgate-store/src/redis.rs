@@ -18,7 +18,7 @@
 //!                           first of these leases ends
 //!             runs, open, failed, cancelled, flow:NAME, tag:…    runs by their start
 //!             ended, swept  runs by their end, with and without events
-//! PREFIX:{p0}:flows, revisions:FLOW, active, instances
+//! PREFIX:{p0}:flows, revisions:FLOW, active, instances; terms and records, see `control.rs`
 //! ```
 //!
 //! What each failure does:
@@ -63,6 +63,7 @@ use crate::{
 
 mod claim;
 mod commit;
+mod control;
 mod fault;
 mod hints;
 mod keep;
@@ -70,10 +71,13 @@ mod link;
 mod list;
 mod options;
 mod partition;
+mod range;
 mod read;
+mod records;
 mod rows;
 mod script;
 mod settings;
+mod terms;
 
 /// How often a claim looks again because others were faster.
 const CLAIM_ROUNDS_MAX: usize = 16;
@@ -296,8 +300,6 @@ impl RedisStore {
         answers.map(drop).map_err(|error| fault::error("asking all servers", error))
     }
 }
-
-impl crate::control::Control for RedisStore {}
 
 #[async_trait]
 impl Store for RedisStore {
