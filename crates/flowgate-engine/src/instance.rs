@@ -23,6 +23,8 @@ use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
 use crate::logs::LogSink;
 use crate::metrics::Metrics;
+use crate::permits::Permits;
+use crate::queues::QueueBook;
 use crate::run_ids::RunIds;
 use crate::slots::Slots;
 
@@ -47,6 +49,8 @@ pub(crate) struct Instance {
     pub(crate) run_ids: RunIds,
     /// Attempts that wait for their first poll.
     pub(crate) ready: Ready,
+    pub(crate) permits: Permits,
+    pub(crate) queues: QueueBook,
     pub(crate) ends: Ends,
     pub(crate) live: broadcast::Sender<Arc<Applied>>,
     pub(crate) processes: Semaphore,
@@ -93,6 +97,8 @@ impl Instance {
             commit_ids: CommitIds::new(run_ids.random()),
             run_ids,
             ready: Ready::default(),
+            permits: Permits::default(),
+            queues: QueueBook::new(),
             live: broadcast::channel(LIVE_MAX).0,
             processes: Semaphore::new(config.process.running_max),
             tasks: TaskTracker::new(),
@@ -107,7 +113,7 @@ impl Instance {
     pub(crate) fn claimant(&self, slots: usize) -> Claimant {
         Claimant {
             instance: self.config.instance.clone(),
-            queues: self.config.queues.clone(),
+            queues: self.queues.open(),
             slots,
             lease: self.config.lease,
         }

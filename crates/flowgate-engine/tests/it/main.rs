@@ -7,6 +7,7 @@ mod follow;
 mod health;
 mod http;
 mod leases;
+mod limits;
 mod process;
 mod reconciler;
 mod recorder;
