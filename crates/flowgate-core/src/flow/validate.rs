@@ -17,6 +17,7 @@ use crate::limits::{
 mod action;
 mod graph;
 mod limit;
+mod schedules;
 mod times;
 
 impl Flow {
@@ -58,6 +59,7 @@ impl FlowFile {
             validate_step(&steps.key(name), name, step, &mut problems);
         }
         graph::validate(self, &mut problems);
+        schedules::validate(self, &mut problems);
         if problems.0.is_empty() {
             validate_size(self, &mut problems);
         }
