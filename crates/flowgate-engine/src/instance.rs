@@ -25,6 +25,8 @@ use crate::logs::LogSink;
 use crate::metrics::Metrics;
 use crate::run_ids::RunIds;
 use crate::slots::Slots;
+use crate::subscriber::Subscriptions;
+use crate::subscriber::terms::Terms;
 
 /// Applied commits that a slow listener may fall behind.
 const LIVE_MAX: usize = 4_096;
@@ -48,6 +50,8 @@ pub(crate) struct Instance {
     /// Attempts that wait for their first poll.
     pub(crate) ready: Ready,
     pub(crate) ends: Ends,
+    pub(crate) subscriptions: Subscriptions,
+    pub(crate) terms: Terms,
     pub(crate) live: broadcast::Sender<Arc<Applied>>,
     pub(crate) processes: Semaphore,
     /// Attempts and everything else that shutdown waits for.
@@ -93,6 +97,8 @@ impl Instance {
             commit_ids: CommitIds::new(run_ids.random()),
             run_ids,
             ready: Ready::default(),
+            subscriptions: Subscriptions::default(),
+            terms: Terms::default(),
             live: broadcast::channel(LIVE_MAX).0,
             processes: Semaphore::new(config.process.running_max),
             tasks: TaskTracker::new(),

@@ -32,6 +32,7 @@ mod logs;
 mod metrics;
 mod run_ids;
 mod slots;
+pub mod subscriber;
 mod supervisor;
 mod text;
 mod worker;
