@@ -108,7 +108,8 @@ impl SubscribeOptions {
         Self { mode: InstanceMode::Coordinated, ..Self::default() }
     }
 
-    pub(super) fn validate(&self) -> Result<(), EngineError> {
+    /// Whether a subscriber can be run with them.
+    pub fn validate(&self) -> Result<(), EngineError> {
         let wrong = |message: String| Err(EngineError::Invalid(message));
         if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
             let count = self.partitions;
