@@ -20,6 +20,8 @@ use super::stored::{
 };
 use crate::error::EngineError;
 
+/// All states of a subscriber's partitions together must fit into one write.
+const TOO_LARGE: &str = "the states of its partitions are too large to be written at once";
 /// How often a write is tried that others come before.
 const TRIES_MAX: u32 = 20;
 
@@ -222,7 +224,9 @@ impl<'a> SubscriberAdmin<'a> {
         set(self.store, id, subscriber.partitions, |before| {
             let resets = before.map_or(0, |before| before.resets) + 1;
             let positions = positions.clone();
-            Some(CheckpointRecord { positions, handled: 0, resets, state: None, failed: None })
+            let writer = "reset".into();
+            let handled = 0;
+            Some(CheckpointRecord { positions, handled, resets, writer, state: None, failed: None })
         })
         .await?;
         Ok(self.store.tell(&stored::topic(id)).await?)
@@ -254,7 +258,9 @@ impl<'a> SubscriberAdmin<'a> {
                 match self.store.write_records(vec![removal, asked], None).await? {
                     RecordsOutcome::Written(_) => count += 1,
                     // Somebody else asked for it.
-                    RecordsOutcome::Changed(_) | RecordsOutcome::TermLost => {}
+                    RecordsOutcome::Changed(_)
+                    | RecordsOutcome::TermLost
+                    | RecordsOutcome::TooLarge(_) => {}
                 }
             }
         }
@@ -360,6 +366,9 @@ async fn set(
                 RecordsOutcome::Changed(_) | RecordsOutcome::TermLost => {
                     return Err(EngineError::Contended);
                 }
+                RecordsOutcome::TooLarge(_) => {
+                    return Err(EngineError::Invalid(TOO_LARGE.to_owned()));
+                }
             }
         }
     }
@@ -423,5 +432,6 @@ pub(super) async fn switch(
     match store.write_records(writes, None).await? {
         RecordsOutcome::Written(_) => Ok(store.tell(&stored::topic(id)).await?),
         RecordsOutcome::Changed(_) | RecordsOutcome::TermLost => Err(EngineError::Contended),
+        RecordsOutcome::TooLarge(_) => Err(EngineError::Invalid(TOO_LARGE.to_owned())),
     }
 }

@@ -163,7 +163,9 @@ async fn agree_once(
     match store.write_records(vec![write], None).await? {
         RecordsOutcome::Written(_) => Ok(admin::clear_failures(store, id, partitions).await?),
         // Somebody else wrote it.
-        RecordsOutcome::Changed(_) | RecordsOutcome::TermLost => Err(EngineError::Contended),
+        RecordsOutcome::Changed(_) | RecordsOutcome::TermLost | RecordsOutcome::TooLarge(_) => {
+            Err(EngineError::Contended)
+        }
     }
 }
 
@@ -368,6 +370,7 @@ impl Manager {
             make: Arc::clone(&self.make),
             number,
             held: held.clone(),
+            writer: Arc::clone(&self.holder),
             stop: stop.clone(),
         };
         self.shared.active.lock().insert(number);

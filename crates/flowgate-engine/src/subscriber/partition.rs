@@ -59,6 +59,8 @@ pub(super) struct Partition {
     pub(super) make: Make,
     pub(super) number: u16,
     pub(super) held: Option<Arc<HeldTerm>>,
+    /// Who this is, in what it writes.
+    pub(super) writer: Arc<str>,
     /// It is to end between two events.
     pub(super) stop: CancellationToken,
 }
@@ -224,7 +226,9 @@ impl Partition {
             StartFrom::Start => vec![Position::START; feeds],
             StartFrom::Now => self.patiently(|| feed_ends(&*self.instance.store)).await?,
         };
-        Ok(CheckpointRecord { positions, handled: 0, resets: 0, state: None, failed: None })
+        let writer = Arc::clone(&self.writer);
+        let (handled, resets) = (0, 0);
+        Ok(CheckpointRecord { positions, handled, resets, writer, state: None, failed: None })
     }
 
     /// Gives the subscriber its state back. Whatever `on_failure` says, one that cannot begin
@@ -460,6 +464,7 @@ impl Partition {
         if work.at.failed.is_none() || work.dirty_since.is_some() {
             work.at.state = self.state(work).await?;
         }
+        work.at.writer = Arc::clone(&self.writer);
         let expect = work.version.map_or(Expect::Absent, Expect::Version);
         let write = match stored::write(CHECKPOINT, self.key(), expect, &work.at) {
             Ok(write) => write,
@@ -494,6 +499,10 @@ impl Partition {
                 Err(Ended::Lost.into())
             }
             RecordsOutcome::Changed(_) => self.changed(work, value.as_ref()).await,
+            RecordsOutcome::TooLarge(_) => {
+                let reason = "its state is too large to be kept with the checkpoint".into();
+                Err(Ended::Refused { reason, resets: work.at.resets }.into())
+            }
         }
     }
 

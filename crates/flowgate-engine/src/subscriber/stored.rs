@@ -44,6 +44,8 @@ pub(super) struct CheckpointRecord {
     pub(super) handled: u64,
     /// How often somebody has set it: a subscriber at another number begins anew.
     pub(super) resets: u64,
+    /// Who wrote it, so that whoever got no answer knows its own write.
+    pub(super) writer: Arc<str>,
     /// What the subscriber wants back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) state: Option<Payload>,
@@ -183,7 +185,8 @@ mod tests {
             "on_failure": "fail_closed"
         }));
         round_trip::<CheckpointRecord>(&json!({
-            "positions": ["7", "812-3"], "handled": 12, "resets": 1, "state": {"b": 1, "a": 2}
+            "positions": ["7", "812-3"], "handled": 12, "resets": 1, "writer": "a/1",
+            "state": {"b": 1, "a": 2}
         }));
         let run = RunId::derived("order", "7");
         round_trip::<FailedRecord>(&json!({
