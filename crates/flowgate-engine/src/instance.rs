@@ -27,6 +27,8 @@ use crate::permits::Permits;
 use crate::queues::QueueBook;
 use crate::run_ids::RunIds;
 use crate::slots::Slots;
+use crate::subscriber::Subscriptions;
+use crate::subscriber::terms::Terms;
 
 /// Applied commits that a slow listener may fall behind.
 const LIVE_MAX: usize = 4_096;
@@ -52,6 +54,8 @@ pub(crate) struct Instance {
     pub(crate) permits: Permits,
     pub(crate) queues: QueueBook,
     pub(crate) ends: Ends,
+    pub(crate) subscriptions: Subscriptions,
+    pub(crate) terms: Terms,
     pub(crate) live: broadcast::Sender<Arc<Applied>>,
     pub(crate) processes: Semaphore,
     /// Attempts and everything else that shutdown waits for.
@@ -99,6 +103,8 @@ impl Instance {
             ready: Ready::default(),
             permits: Permits::default(),
             queues: QueueBook::new(),
+            subscriptions: Subscriptions::default(),
+            terms: Terms::default(),
             live: broadcast::channel(LIVE_MAX).0,
             processes: Semaphore::new(config.process.running_max),
             tasks: TaskTracker::new(),

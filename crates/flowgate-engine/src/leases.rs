@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::attempt::{Attempt, Stop};
 use crate::config::Renewals;
 use crate::instance::Instance;
-use crate::{beats, clock, permits};
+use crate::{beats, clock, permits, subscriber};
 
 /// Leases in one call.
 const RENEWALS_MAX: usize = 10_000;
@@ -45,10 +45,12 @@ impl LeaseKeeper {
     pub(crate) fn start(instance: &Arc<Instance>) -> Self {
         let stop = CancellationToken::new();
         let (keeper, beater) = (Arc::clone(instance), Arc::clone(instance));
+        let terms = subscriber::terms::keep(Arc::clone(instance));
         let stopped = stop.clone();
         let work = async move {
             let keep = stopped.run_until_cancelled(keep(keeper));
-            tokio::join!(keep, beats::beat(beater, stopped.clone()));
+            let terms = stopped.run_until_cancelled(terms);
+            tokio::join!(keep, terms, beats::beat(beater, stopped.clone()));
         };
         let thread = match instance.config.renewals {
             Renewals::OnRuntime => {

@@ -35,6 +35,7 @@ mod queues;
 mod run_ids;
 mod singleton;
 mod slots;
+pub mod subscriber;
 mod supervisor;
 mod text;
 mod worker;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use flowgate_core::commit::Due;
@@ -33,6 +33,7 @@ use crate::instance::{Applied, Instance};
 use crate::leases::LeaseKeeper;
 use crate::run_ids::RunIds;
 use crate::singleton::Turn;
+use crate::subscriber::{self, SubscribeOptions, Subscriber, SubscriptionHandle};
 use crate::{beats, clock, ends, follow, housekeeping, logs, permits, queues, singleton, worker};
 
 /// A running instance. Clones are handles of the same one.
@@ -42,6 +43,16 @@ use crate::{beats, clock, ends, follow, housekeeping, logs, permits, queues, sin
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
+}
+
+/// An engine that may be gone: whoever holds this does not keep it running.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    pub(crate) fn upgrade(&self) -> Option<Engine> {
+        self.0.upgrade().map(|inner| Engine { inner })
+    }
 }
 
 #[derive(Debug)]
@@ -281,6 +292,36 @@ impl Engine {
         follow::follow(self.instance(), from).await
     }
 
+    /// Gives `subscriber` every event, from its checkpoint on; see [`crate::subscriber`]. The state
+    /// of the handle says whether that happens here or another instance is ahead.
+    ///
+    /// It goes on until [`SubscriptionHandle::unsubscribe`] or the engine's end.
+    pub async fn subscribe<S: Subscriber + Clone>(
+        &self,
+        id: &str,
+        subscriber: S,
+        options: SubscribeOptions,
+    ) -> Result<SubscriptionHandle, EngineError> {
+        subscriber::subscribe(self.given(subscriber), id, options).await
+    }
+
+    /// Folds all events anew with `subscriber`, beside the one of this id that is in use; when it
+    /// has caught up, its checkpoint and state replace those in use, all at once. Whoever is active
+    /// goes on from there.
+    pub async fn rebuild<S: Subscriber + Clone>(
+        &self,
+        id: &str,
+        subscriber: S,
+        options: SubscribeOptions,
+    ) -> Result<(), EngineError> {
+        subscriber::rebuild(self.given(subscriber), id, options).await
+    }
+
+    fn given<S: Subscriber + Clone>(&self, subscriber: S) -> subscriber::Given {
+        let engine = WeakEngine(Arc::downgrade(&self.inner));
+        subscriber::Given::new(engine, Arc::clone(self.instance()), subscriber)
+    }
+
     /// What is committed through this instance from now on. A listener that falls far behind
     /// misses the oldest, and is told.
     pub fn events(&self) -> broadcast::Receiver<Arc<Applied>> {
@@ -321,7 +362,11 @@ impl Engine {
         let grace = instance.config.shutdown_grace;
         instance.health.stop();
         instance.stopping.cancel();
-        if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
+        let (attempts, ()) = tokio::join!(
+            tokio::time::timeout(grace, instance.slots.all_free()),
+            instance.subscriptions.drained(grace),
+        );
+        if attempts.is_err() {
             hand_back(instance).await;
         }
         instance.inbox.close();

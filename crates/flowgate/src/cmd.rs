@@ -23,6 +23,7 @@ mod instances;
 mod run;
 mod runs;
 mod store;
+mod subscribers;
 mod why;
 
 const AFTER_HELP: &str = "\
@@ -96,6 +97,8 @@ enum Command {
     Why(why::Args),
     /// List the instances that work on the store
     Instances(instances::Args),
+    /// Look at subscribers, and say where they go on
+    Subscribers(subscribers::Args),
     /// Look at the store for what may cost runs, and say the remedy
     Doctor(doctor::Args),
     /// Copy a store to another one
@@ -152,6 +155,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
+        Command::Subscribers(args) => block_on(subscribers::run(app, args)),
         Command::Doctor(args) => block_on(doctor::run(app, args)),
         Command::Store(args) => block_on(store::run(app, args)),
         Command::Bench(args) => block_on(bench::run(app, args)),
@@ -198,6 +202,7 @@ impl Global {
             | Command::Runs(_)
             | Command::Why(_)
             | Command::Instances(_)
+            | Command::Subscribers(_)
             | Command::Doctor(_)
             | Command::Store(_)
             | Command::Bench(_)

@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::{Exit, Failure};
+use crate::steering::Steer;
 
 /// Bytes of a request: a payload and what goes with it.
 const REQUEST_BYTES_MAX: u64 = PAYLOAD_BYTES_MAX as u64 + (64 << 10);
@@ -51,6 +52,8 @@ pub(crate) enum Request {
     Cancel { run_id: RunId, reason: Option<String> },
     /// Try a finished run again.
     Retry { run_id: RunId, from: Option<String> },
+    /// Change something that is not about one run.
+    Steer(Steer),
 }
 
 /// What an owner answers when it has done what it was asked.
@@ -68,12 +71,22 @@ pub(crate) struct Reply {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Done(Reply),
+    Steered(serde_json::Value),
     Error { exit: u64, code: String, message: String, path: Option<String>, help: Option<String> },
+}
+
+/// What a request led to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Served {
+    /// To this, about a run.
+    Run(Reply),
+    /// To this, about something else.
+    Steered(serde_json::Value),
 }
 
 /// Whoever does what a request asks.
 pub(crate) trait Serve: Send + Sync + 'static {
-    fn serve(&self, request: Request) -> impl Future<Output = Result<Reply, Failure>> + Send;
+    fn serve(&self, request: Request) -> impl Future<Output = Result<Served, Failure>> + Send;
 }
 
 /// The socket of an owner. It is gone when this is dropped.
@@ -168,7 +181,8 @@ async fn converse(mut stream: UnixStream, server: &impl Serve) -> io::Result<()>
         Err(Failure::usage("request_too_large", format!("over {REQUEST_BYTES_MAX} bytes")))
     };
     let answer = match outcome {
-        Ok(reply) => Answer::Done(reply),
+        Ok(Served::Run(reply)) => Answer::Done(reply),
+        Ok(Served::Steered(value)) => Answer::Steered(value),
         Err(failure) => Answer::Error {
             exit: failure.exit as u64,
             message: failure.cause(),
@@ -184,7 +198,7 @@ async fn converse(mut stream: UnixStream, server: &impl Serve) -> io::Result<()>
 }
 
 /// Asks the owner of the database at `database`; none if nobody listens there.
-pub(crate) async fn send(database: &Path, request: &Request) -> Result<Option<Reply>, Failure> {
+pub(crate) async fn send(database: &Path, request: &Request) -> Result<Option<Served>, Failure> {
     let path = path_of(database);
     let lost = |error: io::Error| {
         let message = format!("the owner of {} did not answer", database.display());
@@ -223,7 +237,8 @@ pub(crate) async fn send(database: &Path, request: &Request) -> Result<Option<Re
     result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(lost)?;
     let answer = serde_json::from_str(&line).map_err(|error| lost(error.into()))?;
     match answer {
-        Answer::Done(reply) => Ok(Some(reply)),
+        Answer::Done(reply) => Ok(Some(Served::Run(reply))),
+        Answer::Steered(value) => Ok(Some(Served::Steered(value))),
         Answer::Error { exit, code, message, path, help } => {
             let failure = Failure::new(Exit::from_number(exit), &code, message);
             Err(Failure { path, help, ..failure })
@@ -264,14 +279,15 @@ mod tests {
     struct Echo;
 
     impl Serve for Echo {
-        async fn serve(&self, request: Request) -> Result<Reply, Failure> {
+        async fn serve(&self, request: Request) -> Result<Served, Failure> {
             match request {
-                Request::Start { flow, .. } => Ok(Reply {
+                Request::Start { flow, .. } => Ok(Served::Run(Reply {
                     run_id: RunId::derived(&flow, "k"),
                     flow: flow.into(),
                     status: RunStatus::Running,
                     existed: false,
-                }),
+                })),
+                Request::Steer(_) => Ok(Served::Steered(serde_json::json!({ "count": 7 }))),
                 Request::Signal { .. } | Request::Cancel { .. } | Request::Retry { .. } => {
                     Err(Failure::not_found("run_not_found", "no such run").help("look again"))
                 }
@@ -293,8 +309,12 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let serving = socket.serve(Arc::new(Echo), stop.clone());
         let asking = async {
-            let reply = send(&database, &start(Payload::null())).await.unwrap().unwrap();
+            let reply = send(&database, &start(Payload::null())).await.unwrap();
+            let Some(Served::Run(reply)) = reply else { panic!("{reply:?}") };
             assert_eq!(reply.run_id, run_id);
+            let steer = Steer::SubscriberRetryDead { id: "p".to_owned(), run_id: None };
+            let steered = send(&database, &Request::Steer(steer)).await.unwrap();
+            assert_eq!(steered, Some(Served::Steered(serde_json::json!({ "count": 7 }))));
             let cancel = Request::Cancel { run_id, reason: None };
             let failure = send(&database, &cancel).await.unwrap_err();
             assert_eq!(failure.exit, Exit::NotFound);

@@ -20,11 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cmd::App;
 use crate::config::Origin;
-use crate::control::{Reply, Request, Serve, Socket};
+use crate::control::{Reply, Request, Serve, Served, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
+use crate::steering;
 use crate::stores::{self, OwnStore};
+use crate::subscribers;
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
@@ -78,6 +80,9 @@ impl Instance {
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
+        if work == Work::Everything {
+            subscribers::subscribe(app, &instance.engine).await?;
+        }
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work == Work::Everything
         {
@@ -172,25 +177,29 @@ fn reply(run: &Run, existed: bool) -> Reply {
 }
 
 impl Serve for Instance {
-    async fn serve(&self, request: Request) -> Result<Reply, Failure> {
-        match request {
+    async fn serve(&self, request: Request) -> Result<Served, Failure> {
+        let reply = match request {
             Request::Start { flow, input, key, tags } => {
-                self.start_run(&flow, input, key.as_deref(), &tags).await
+                self.start_run(&flow, input, key.as_deref(), &tags).await?
             }
             Request::Signal { run_id, signal, data } => {
                 let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
-                Ok(reply(&run, false))
+                reply(&run, false)
             }
             Request::Cancel { run_id, reason } => {
                 let run = self.engine.cancel(run_id, reason.as_deref()).await.map_err(failure)?;
-                Ok(reply(&run, false))
+                reply(&run, false)
             }
             Request::Retry { run_id, from } => {
                 let started = self.engine.retry(run_id, from.as_deref()).await.map_err(failure)?;
                 let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                Ok(reply(&run, false))
+                reply(&run, false)
             }
-        }
+            Request::Steer(steer) => {
+                return steering::carry_out(self.store(), steer).await.map(Served::Steered);
+            }
+        };
+        Ok(Served::Run(reply))
     }
 }
 
@@ -221,7 +230,7 @@ impl News {
 }
 
 /// Why the engine did not do it, for people.
-fn failure(error: EngineError) -> Failure {
+pub(crate) fn failure(error: EngineError) -> Failure {
     match error {
         EngineError::NoFlow(name) => {
             Failure::not_found("flow_not_found", format!("there is no flow `{name}`")).path(&*name)
@@ -229,6 +238,11 @@ fn failure(error: EngineError) -> Failure {
         EngineError::NoRun(run_id) => {
             Failure::not_found("run_not_found", format!("there is no run {run_id}"))
                 .path(run_id.to_string())
+        }
+        EngineError::NoSubscriber(ref id) => {
+            Failure::not_found("subscriber_not_found", error.to_string())
+                .help("see `flowgate subscribers list`")
+                .path(&**id)
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
         EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())

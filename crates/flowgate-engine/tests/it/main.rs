@@ -13,6 +13,8 @@ mod reconciler;
 mod recorder;
 mod rolling;
 mod shared;
+mod sinks;
+mod subscribers;
 mod telling;
 mod waits;
 mod world;

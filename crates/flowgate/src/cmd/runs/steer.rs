@@ -12,7 +12,7 @@ use flowgate_core::ids::RunId;
 use flowgate_store::StoreUrl;
 
 use super::super::App;
-use crate::control::{self, Reply, Request, Serve};
+use crate::control::{self, Reply, Request, Serve, Served};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
 use crate::instance::{Instance, Work};
@@ -176,7 +176,7 @@ async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
 async fn commit_shared(app: &App, request: Request) -> Result<Sent, Failure> {
     let instance = Instance::open(app, Work::Nothing).await?;
     let asked = async {
-        let reply = instance.serve(request).await?;
+        let reply = run_of(instance.serve(request).await?);
         let now = instance.store().now().await?;
         let instances = instance.store().list_instances().await?;
         let is_owned = instances.iter().any(|row| !stores::is_silent(row, now));
@@ -201,13 +201,13 @@ async fn send_to_owner(app: &App, path: &Path, request: Request) -> Result<Sent,
             tokio::time::sleep(TRY_AGAIN).await;
         }
         if let Some(reply) = control::send(&stores::canonical(path), &request).await? {
-            return Ok(Sent { reply, is_owned: true });
+            return Ok(Sent { reply: run_of(reply), is_owned: true });
         }
         match Instance::open(app, Work::Nothing).await {
             Ok(instance) => {
                 let reply = instance.serve(request).await;
                 instance.shutdown().await;
-                return Ok(Sent { reply: reply?, is_owned: false });
+                return Ok(Sent { reply: run_of(reply?), is_owned: false });
             }
             Err(failure) if failure.code == "store_in_use" => refusal = Some(failure),
             Err(failure) => return Err(failure),
@@ -215,6 +215,11 @@ async fn send_to_owner(app: &App, path: &Path, request: Request) -> Result<Sent,
     }
     let refusal = refusal.expect("every try that did not return was refused");
     Err(refusal.help("that process takes no requests; stop it and try again"))
+}
+
+fn run_of(served: Served) -> Reply {
+    let Served::Run(reply) = served else { unreachable!("it was asked about a run") };
+    reply
 }
 
 impl Sent {
