@@ -63,7 +63,7 @@ fn next(instance: &Instance, state: InstanceState) -> Beat {
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
         queues: match &config.queues {
-            Queues::All => None,
+            Queues::All | Queues::AllBut(_) => None,
             Queues::Only(queues) => Some(queues.clone()),
         },
         slots: count(config.slots),

@@ -215,6 +215,9 @@ impl Committer {
                         }
                         // The attempt was dropped before its report came.
                         (None, None) => {
+                            if let Some(attempt) = &item.attempt {
+                                settle::give_back_if_cancelled(attempt);
+                            }
                             settle::refuse(item, CommitError::LeaseLost);
                             continue;
                         }
@@ -331,6 +334,7 @@ impl Committer {
         }
         let used = self.handed_off.len();
         instance.slots.free(slots - used);
+        instance.permits.hold_back(&mut self.handed_off);
         instance.ready.push(&mut self.handed_off, self.pollers);
         for (reply, run) in self.replies.drain(..) {
             settle::answer(reply, Ok(run));

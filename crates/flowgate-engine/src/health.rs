@@ -208,4 +208,6 @@ pub(crate) struct Throttles {
     pub(crate) claims: Throttle,
     pub(crate) renewals: Throttle,
     pub(crate) rereads: Throttle,
+    pub(crate) permits: Throttle,
+    pub(crate) queues: Throttle,
 }

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::attempt::{Attempt, Stop};
 use crate::config::Renewals;
 use crate::instance::Instance;
-use crate::{beats, clock};
+use crate::{beats, clock, permits, subscriber};
 
 /// Leases in one call.
 const RENEWALS_MAX: usize = 10_000;
@@ -45,10 +45,12 @@ impl LeaseKeeper {
     pub(crate) fn start(instance: &Arc<Instance>) -> Self {
         let stop = CancellationToken::new();
         let (keeper, beater) = (Arc::clone(instance), Arc::clone(instance));
+        let terms = subscriber::terms::keep(Arc::clone(instance));
         let stopped = stop.clone();
         let work = async move {
             let keep = stopped.run_until_cancelled(keep(keeper));
-            tokio::join!(keep, beats::beat(beater, stopped.clone()));
+            let terms = stopped.run_until_cancelled(terms);
+            tokio::join!(keep, terms, beats::beat(beater, stopped.clone()));
         };
         let thread = match instance.config.renewals {
             Renewals::OnRuntime => {
@@ -103,6 +105,7 @@ async fn keep(instance: Arc<Instance>) {
             if !renew(&instance, batch, interval).await {
                 wait = instance.config.lease / 10;
             }
+            permits::renew(&instance, batch).await;
         }
         stop_untrusted(&instance, &due);
     }
@@ -110,7 +113,8 @@ async fn keep(instance: Arc<Instance>) {
 
 /// A handler that blocks in its first poll cannot arm the timer that says it runs.
 fn report_long_ones(attempts: &[Arc<Attempt>], started_after: Duration, now: Instant) {
-    let is_long = |a: &&Arc<Attempt>| now.saturating_duration_since(a.began) >= started_after;
+    let is_long =
+        |a: &&Arc<Attempt>| now.saturating_duration_since(a.work_began()) >= started_after;
     attempts.iter().filter(is_long).for_each(Attempt::report_started);
 }
 

@@ -29,6 +29,11 @@ const POLL_LONG: Duration = Duration::from_micros(200);
 pub(crate) async fn claim(instance: Arc<Instance>, pollers: usize) {
     let stopping = instance.stopping.clone();
     let mut backoff = backoff();
+    // A paused queue is not to be touched, not even once.
+    tokio::select! {
+        () = stopping.cancelled() => return,
+        () = instance.queues.known() => {}
+    }
     while !stopping.is_cancelled() {
         let Err(error) = claim_some(&instance, pollers).await else {
             instance.health.answered(Source::Claims);
@@ -73,10 +78,12 @@ async fn claim_some(instance: &Arc<Instance>, pollers: usize) -> Result<(), Stor
         return Ok(());
     }
     let wait_max = jittered(instance.config.poll_max);
+    let open = instance.queues.open();
     tokio::select! {
         biased;
         () = stopping.cancelled() => Ok(()),
-        due = instance.store.wait_due(&instance.config.queues, wait_max) => due,
+        () = instance.queues.changed() => Ok(()),
+        due = instance.store.wait_due(&open, wait_max) => due,
     }
 }
 
@@ -131,6 +138,7 @@ async fn begin(
     slots.count -= attempts.len();
     drop(slots);
     attempts.retain(|attempt| !end_if_lost_too_often(attempt));
+    instance.permits.hold_back(&mut attempts);
     instance.ready.push(&mut attempts, pollers);
 }
 

@@ -313,6 +313,8 @@ pub enum Queues {
     All,
     /// These.
     Only(Vec<Arc<str>>),
+    /// All but these, which are paused.
+    AllBut(Vec<Arc<str>>),
 }
 
 impl Queues {
@@ -321,6 +323,7 @@ impl Queues {
         match self {
             Self::All => true,
             Self::Only(queues) => queues.iter().any(|name| **name == *queue),
+            Self::AllBut(queues) => !queues.iter().any(|name| **name == *queue),
         }
     }
 }

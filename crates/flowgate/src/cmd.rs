@@ -21,9 +21,10 @@ mod doctor;
 mod flows;
 mod instances;
 mod run;
-mod runs;
+pub(crate) mod runs;
 pub(crate) mod schedules;
 mod store;
+mod subscribers;
 mod why;
 
 const AFTER_HELP: &str = "\
@@ -99,6 +100,8 @@ enum Command {
     Why(why::Args),
     /// List the instances that work on the store
     Instances(instances::Args),
+    /// Look at subscribers, and say where they go on
+    Subscribers(subscribers::Args),
     /// Look at the store for what may cost runs, and say the remedy
     Doctor(doctor::Args),
     /// Copy a store to another one
@@ -156,6 +159,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
+        Command::Subscribers(args) => block_on(subscribers::run(app, args)),
         Command::Doctor(args) => block_on(doctor::run(app, args)),
         Command::Store(args) => block_on(store::run(app, args)),
         Command::Bench(args) => block_on(bench::run(app, args)),
@@ -203,6 +207,7 @@ impl Global {
             | Command::Schedules(_)
             | Command::Why(_)
             | Command::Instances(_)
+            | Command::Subscribers(_)
             | Command::Doctor(_)
             | Command::Store(_)
             | Command::Bench(_)

@@ -3,7 +3,6 @@
 //! Every setting has one key, one variable and one default, all in [`KEYS`]. A value is kept as
 //! text with where it came from until it is read, so that an error can name its place.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use crate::failure::Failure;
 use flowgate_core::flow::nearest;
 
 mod file;
+pub(crate) mod sinks;
 
 /// The file that is looked for in the current folder.
 const FILE: &str = "flowgate.toml";
@@ -91,6 +91,8 @@ pub(crate) struct Config {
     pub(crate) queues: Queues,
     /// Every setting as it was written, in the order of [`KEYS`].
     pub(crate) settings: Vec<Setting>,
+    /// The subscribers that the file asks for.
+    pub(crate) sinks: Vec<sinks::Sink>,
 }
 
 /// When a commit counts as written.
@@ -171,7 +173,7 @@ impl Config {
     fn layered(
         flags: &Flags,
         variable: impl Fn(&'static str) -> Option<String>,
-        file: &BTreeMap<&'static str, (String, Origin)>,
+        file: &file::FileSettings,
     ) -> Result<Self, Failure> {
         for (name, ..) in &flags.values {
             known(name).map_err(|failure| failure.path("--set"))?;
@@ -184,7 +186,7 @@ impl Config {
                     (value.clone(), Origin::Flag(flag))
                 } else if let Some(value) = variable(key.variable) {
                     (value, Origin::Variable(key.variable))
-                } else if let Some((value, origin)) = file.get(key.name) {
+                } else if let Some((value, origin)) = file.settings.get(key.name) {
                     (value.clone(), origin.clone())
                 } else {
                     (key.default.to_owned(), Origin::Default)
@@ -192,7 +194,7 @@ impl Config {
                 Setting { key: key.name, value, origin }
             })
             .collect();
-        Self::read(settings)
+        Ok(Self { sinks: file.sinks.clone(), ..Self::read(settings)? })
     }
 
     fn read(settings: Vec<Setting>) -> Result<Self, Failure> {
@@ -220,6 +222,7 @@ impl Config {
             log: read(get("log"), parse_level)?,
             queues: read(get("queues"), parse_queues)?,
             settings,
+            sinks: Vec::new(),
         })
     }
 }

@@ -25,7 +25,9 @@ use crate::control::{Reply, Request, RunReply, ScheduleChange, Serve, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
+use crate::steering;
 use crate::stores::{self, OwnStore};
+use crate::subscribers;
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
@@ -83,6 +85,9 @@ impl Instance {
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
+        if work == Work::Everything {
+            subscribers::subscribe(app, &instance.engine).await?;
+        }
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work == Work::Everything
         {
@@ -247,6 +252,9 @@ impl Serve for Instance {
             Request::Schedule { name, change } => {
                 self.change_schedule(&name, change).await.map(Reply::Value)
             }
+            Request::Steer(steer) => {
+                steering::carry_out(self.store(), steer).await.map(Reply::Value)
+            }
         }
     }
 }
@@ -278,7 +286,7 @@ impl News {
 }
 
 /// Why the engine did not do it, for people.
-fn failure(error: EngineError) -> Failure {
+pub(crate) fn failure(error: EngineError) -> Failure {
     match error {
         EngineError::NoFlow(name) => {
             Failure::not_found("flow_not_found", format!("there is no flow `{name}`")).path(&*name)
@@ -290,6 +298,11 @@ fn failure(error: EngineError) -> Failure {
         EngineError::NoSchedule(name) => {
             Failure::not_found("schedule_not_found", format!("there is no schedule `{name}`"))
                 .path(&*name)
+        }
+        EngineError::NoSubscriber(ref id) => {
+            Failure::not_found("subscriber_not_found", error.to_string())
+                .help("see `flowgate subscribers list`")
+                .path(&**id)
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
         EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())

@@ -17,7 +17,9 @@ mod progress;
 mod record;
 mod report;
 mod signals;
+mod steering;
 mod stores;
+mod subscribers;
 
 /// A commit is made on one thread and freed on another, over and over; with this allocator a step
 /// took about a fifth less CPU than with the system's (docs/benchmarks.md).

@@ -142,9 +142,17 @@ impl Committer {
         if let Some(attempt) = &item.attempt {
             match &item.report {
                 Report::AttemptStarted(_) | Report::EmitNow { .. } => attempt.set_logged(),
-                Report::AttemptEnded { .. } | Report::AttemptReleased(_) | Report::TimerDue(_) => {
+                Report::AttemptEnded { .. }
+                | Report::AttemptReleased(_)
+                | Report::AttemptParked { .. }
+                | Report::TimerDue(_) => {
                     entry.take_attempt(attempt.lease());
                     self.count(&item.report, record);
+                    let permits = &self.instance.permits;
+                    permits.give_back(attempt);
+                    if let Report::AttemptParked { limit, .. } = &item.report {
+                        permits.note_parked(attempt, limit);
+                    }
                 }
                 Report::Signal { .. } | Report::Reconcile { .. } | Report::Cancel { .. } => {}
             }
@@ -178,6 +186,7 @@ impl Committer {
                 | StepState::Cancelled => metrics.failed.increment(1),
             },
             Report::AttemptReleased(_) => metrics.released.increment(1),
+            Report::AttemptParked { .. } => metrics.parked.increment(1),
             Report::AttemptStarted(_)
             | Report::EmitNow { .. }
             | Report::TimerDue(_)
@@ -344,6 +353,14 @@ fn error_of(refusal: Refusal) -> CommitError {
 pub(super) fn refuse(item: Item, error: CommitError) {
     if let Some(reply) = item.reply {
         answer(reply, Err(error));
+    }
+}
+
+/// The job of a cancelled run is no more, so nobody else can hold its permits. Those of an attempt
+/// that lost its lease may be somebody else's by now.
+pub(super) fn give_back_if_cancelled(attempt: &Attempt) {
+    if attempt.stop_reason() == Some(Stop::Cancelled) {
+        attempt.instance.permits.give_back(attempt);
     }
 }
 

@@ -366,6 +366,7 @@ impl Dev<'_> {
             Event::StepQueued { .. }
             | Event::StepStarted { .. }
             | Event::StepReleased { .. }
+            | Event::StepParked { .. }
             | Event::EventEmitted { .. }
             | Event::EventRepeated { .. }
             | Event::StateSet { .. }

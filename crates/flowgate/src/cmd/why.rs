@@ -1,6 +1,8 @@
 //! `flowgate why`.
 
-use flowgate_core::view::{self, OpenJob, Standing};
+use flowgate_core::event::StoredEvent;
+use flowgate_core::view::{self, LimitUse, OpenJob, Standing};
+use flowgate_store::{Store, StoreError};
 use serde_json::json;
 
 use super::App;
@@ -39,7 +41,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         })
         .collect();
     let run = &detail.row.run;
-    let standing = Standing { run, jobs: &jobs, events: &events, executor: &executor };
+    let limits = limits_in_use(&*store, &events).await?;
+    let standing =
+        Standing { run, jobs: &jobs, events: &events, executor: &executor, limits: &limits };
     let reasons = view::why(&flow, &standing, now);
     let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
     let remedy = |reason: &view::Reason| {
@@ -73,4 +77,18 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         }
     }
     Ok(Exit::Done)
+}
+
+/// Who uses the limits that steps of the run may be waiting for.
+async fn limits_in_use(
+    store: &dyn Store,
+    events: &[StoredEvent],
+) -> Result<Vec<LimitUse>, StoreError> {
+    let mut used = Vec::new();
+    for limit in view::parked_limits(events) {
+        let state = store.read_permits(&limit).await?;
+        let holders = state.holders.into_iter().map(|(job_id, _)| job_id).collect();
+        used.push(LimitUse { limit, holders, in_line: state.in_line });
+    }
+    Ok(used)
 }
