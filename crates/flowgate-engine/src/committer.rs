@@ -376,7 +376,11 @@ async fn send(
     let claimant = (slots > 0).then(|| instance.claimant(slots));
     let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
     loop {
-        match instance.store.commit(commits, claimant.as_ref()).await {
+        let asked = clock::now();
+        let answer = instance.store.commit(commits, claimant.as_ref()).await;
+        let is_answered = answer.as_ref().map_or_else(|error| !error.is_transient(), |_| true);
+        instance.strain.answers.note(asked, clock::now(), is_answered);
+        match answer {
             Ok(outcomes) => {
                 instance.health.answered(Source::Commits);
                 return Ok(outcomes);

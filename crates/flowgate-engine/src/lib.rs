@@ -16,6 +16,7 @@ mod clock;
 mod committer;
 mod config;
 mod context;
+mod degradation;
 mod ends;
 mod error;
 mod executor;
@@ -42,9 +43,10 @@ pub use config::{
     SLOTS_MAX, instance_id,
 };
 pub use context::{ContextError, StepContext};
+pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use error::{EngineError, FlowError};
 pub use executor::worker::{HandlerError, Workers};
 pub use follow::{FollowFrom, Follower};
 pub use health::Health;
 pub use instance::Applied;
-pub use supervisor::{Engine, FlowRef, StartRequest, Started};
+pub use supervisor::{Engine, FlowRef, QueueDepth, StartRequest, Started, Stats};

@@ -1,5 +1,8 @@
 //! What an instance counts. The names are in `docs/guide/operating.md`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use flowgate_core::ids::InstanceId;
 use flowgate_core::run::RunStatus;
 use flowgate_store::Refusal;
@@ -8,9 +11,9 @@ use metrics::{Counter, Gauge, Histogram};
 /// Handles, made once: a look-up by name would cost more than a step.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    pub(crate) succeeded: Counter,
-    pub(crate) failed: Counter,
-    pub(crate) retried: Counter,
+    succeeded: Counter,
+    failed: Counter,
+    retried: Counter,
     pub(crate) released: Counter,
     pub(crate) dropped: Counter,
     pub(crate) batch_size: Histogram,
@@ -25,6 +28,15 @@ pub(crate) struct Metrics {
     pub(crate) running: Gauge,
     pub(crate) leases_lost: Counter,
     pub(crate) repairs: Counter,
+    pub(crate) totals: Arc<Totals>,
+}
+
+/// Attempts by what became of them, for who has no exporter.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) succeeded: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) retried: AtomicU64,
 }
 
 /// Commits by what became of them.
@@ -69,6 +81,24 @@ impl RunsEnded {
 }
 
 impl Metrics {
+    /// An attempt succeeded.
+    pub(crate) fn succeeded(&self) {
+        self.succeeded.increment(1);
+        self.totals.succeeded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An attempt failed, and with it its step.
+    pub(crate) fn failed(&self) {
+        self.failed.increment(1);
+        self.totals.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An attempt failed, and another follows.
+    pub(crate) fn retried(&self) {
+        self.retried.increment(1);
+        self.totals.retried.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn new(instance: &InstanceId) -> Self {
         let instance = instance.to_string();
         let steps =
@@ -108,6 +138,7 @@ impl Metrics {
             running: metrics::gauge!("flowgate_attempts_running"),
             leases_lost: metrics::counter!("flowgate_leases_lost_total"),
             repairs: metrics::counter!("flowgate_reconciler_repairs_total"),
+            totals: Arc::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
+use flowgate_core::view::Brief;
 use flowgate_engine::{
     Applied, Engine, EngineConfig, EngineError, ProcessConfig, StartRequest, Workers,
 };
@@ -247,6 +248,11 @@ fn failure(error: EngineError) -> Failure {
                 Failure::new(Exit::Store, "store_failed", "the store failed").source(shared)
             }
         },
+        EngineError::Overloaded { ref cause, retry_after } => {
+            let message = format!("the instance is overloaded and takes no new runs: {cause}");
+            Failure::refused("overloaded", message)
+                .help(format!("try again in {}; what was accepted goes on", Brief(retry_after)))
+        }
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
             Failure::refused("engine_refused", error.to_string()).source(error)
         }

@@ -168,14 +168,14 @@ impl Committer {
         let metrics = &self.instance.metrics;
         match report {
             Report::AttemptEnded { attempt, .. } => match record.step(attempt.job_id.step).state {
-                StepState::Succeeded => metrics.succeeded.increment(1),
-                StepState::Queued => metrics.retried.increment(1),
+                StepState::Succeeded => metrics.succeeded(),
+                StepState::Queued => metrics.retried(),
                 StepState::Pending
                 | StepState::Running
                 | StepState::Waiting
                 | StepState::Failed
                 | StepState::Skipped
-                | StepState::Cancelled => metrics.failed.increment(1),
+                | StepState::Cancelled => metrics.failed(),
             },
             Report::AttemptReleased(_) => metrics.released.increment(1),
             Report::AttemptStarted(_)
