@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cmd::App;
-use crate::config::Origin;
+use crate::config::{Origin, Role};
 use crate::control::{Reply, Request, Serve, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
@@ -29,12 +29,16 @@ use crate::stores::{self, OwnStore};
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
+/// The most of a worker's grace that is kept for what comes after its attempts.
+const GRACE_REST_MAX: Duration = Duration::from_secs(4);
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The queues that the settings name.
+    /// The queues that the settings name, and all that must be looked after.
     Everything,
+    /// The queues that the settings name, in this role, until it is told to stop.
+    As(Role),
     /// Nothing: it only writes down what it is asked.
     Nothing,
 }
@@ -55,19 +59,32 @@ impl Instance {
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
         let defaults = EngineConfig::new(instance_id);
+        let (shutdown_grace, kill_grace) = match work {
+            Work::As(_) => share_grace(app.config.shutdown_grace, defaults.process.kill_grace),
+            Work::Everything | Work::Nothing => {
+                (app.config.shutdown_grace, defaults.process.kill_grace)
+            }
+        };
         // Programs have a bound of their own, which yields to what the user says.
         let is_said = app.config.origin_of("concurrency") != &Origin::Default;
         let running_max =
             if is_said { app.config.concurrency } else { defaults.process.running_max };
         let config = EngineConfig {
-            process: ProcessConfig { running_max, ..defaults.process },
+            process: ProcessConfig { running_max, kill_grace, ..defaults.process },
+            role: match work {
+                Work::Everything => Some(Role::All.as_str().into()),
+                Work::As(role) => Some(role.as_str().into()),
+                Work::Nothing => None,
+            },
+            pool: app.config.pool.clone(),
+            degradation: app.config.degradation.clone(),
             queues: match work {
-                Work::Everything => app.config.queues.clone(),
+                Work::Everything | Work::As(_) => app.config.queues.clone(),
                 Work::Nothing => Queues::Only(Vec::new()),
             },
             slots: app.config.concurrency,
             lease: app.config.lease,
-            shutdown_grace: app.config.shutdown_grace,
+            shutdown_grace,
             retention: app.config.retention,
             retention_interval: sweep_interval(&app.config.retention),
             ..defaults
@@ -80,7 +97,7 @@ impl Instance {
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
         if let StoreUrl::Sqlite(path) = &app.config.store
-            && work == Work::Everything
+            && work != Work::Nothing
         {
             match Socket::bind(&stores::canonical(path)) {
                 Ok(socket) => {
@@ -95,6 +112,10 @@ impl Instance {
             }
         }
         Ok(instance)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -161,6 +182,14 @@ impl Instance {
         while socket.join_next().await.is_some() {}
         self.own.close().await;
     }
+}
+
+/// Of the time that a worker has to stop, how long attempts have to end, and programs to be killed.
+///
+/// The rest is for what comes after: handing back what did not end, and the last commits.
+fn share_grace(whole: Duration, kill_grace: Duration) -> (Duration, Duration) {
+    let rest = (whole / 4).min(GRACE_REST_MAX);
+    (whole.saturating_sub(rest), kill_grace.min(rest / 2))
 }
 
 /// How often finished runs are swept: what is kept for a short time must also go soon.

@@ -1,10 +1,13 @@
 //! `flowgate why`.
 
+use flowgate_core::run::RunStatus;
+use flowgate_core::time::Timestamp;
 use flowgate_core::view::{self, OpenJob, Standing};
+use flowgate_store::{Beat, Degradation, InstanceRow, Store};
 use serde_json::json;
 
 use super::App;
-use crate::failure::{Exit, Outcome};
+use crate::failure::{Exit, Failure, Outcome};
 use crate::lookup;
 use crate::output::{Cell, short, status_phrase};
 use crate::stores;
@@ -39,6 +42,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         })
         .collect();
     let run = &detail.row.run;
+    let strained = strained(&*store, run.status, now).await?;
     let standing = Standing { run, jobs: &jobs, events: &events, executor: &executor };
     let reasons = view::why(&flow, &standing, now);
     let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
@@ -56,8 +60,18 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
                 value
             })
             .collect();
+        let strained: Vec<_> = strained
+            .iter()
+            .map(|beat| {
+                json!({
+                    "instance": beat.instance, "degradation": beat.degradation,
+                    "strained_by": beat.strained_by,
+                })
+            })
+            .collect();
         app.output.json(&json!({
             "run_id": run_id, "flow": run.flow, "status": run.status, "reasons": reasons,
+            "strained": strained,
         }))?;
         return Ok(Exit::Done);
     }
@@ -72,5 +86,30 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
             app.output.line(format_args!("    {} {remedy}", Cell::dim("→")))?;
         }
     }
+    for beat in &strained {
+        app.output.line(format_args!("  {}", in_words(beat)))?;
+    }
     Ok(Exit::Done)
+}
+
+/// Instances that are strained, if the run is open: then it may wait for them.
+async fn strained(
+    store: &dyn Store,
+    status: RunStatus,
+    now: Timestamp,
+) -> Result<Vec<Beat>, Failure> {
+    if status.is_terminal() {
+        return Ok(Vec::new());
+    }
+    let rows = store.list_instances().await?;
+    let is_strained = |row: &InstanceRow| {
+        row.beat.degradation > Degradation::Normal && !stores::is_silent(row, now)
+    };
+    Ok(rows.into_iter().filter(is_strained).map(|row| row.beat).collect())
+}
+
+fn in_words(beat: &Beat) -> String {
+    let (instance, level) = (&beat.instance, beat.degradation.as_str());
+    let cause = beat.strained_by.as_deref().unwrap_or("it recovers");
+    format!("the instance {instance} is {level}, so it may take longer: {cause}")
 }
