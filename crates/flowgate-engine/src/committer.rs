@@ -44,6 +44,7 @@ use crate::id_map::RunSet;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
 use crate::instance::Instance;
+use crate::metrics::Emits;
 
 mod decide;
 mod settle;
@@ -106,6 +107,18 @@ enum SentOrigin {
     Start(Box<NewRun>),
     /// Reports of one run, joined.
     Reports(RunId, Vec<Item>),
+}
+
+impl Sent {
+    /// Whether it stores events that attempts emitted.
+    fn has_emits(&self) -> bool {
+        match &self.origin {
+            SentOrigin::Start(_) => false,
+            SentOrigin::Reports(_, items) => {
+                items.iter().any(|item| Emits::count(&item.report) > 0)
+            }
+        }
+    }
 }
 
 impl Committer {
@@ -206,6 +219,7 @@ impl Committer {
                     }
                 }
                 Inbound::Report(mut item) => {
+                    instance.metrics.emits.reported(Emits::count(&item.report));
                     let run_id = item.run_id;
                     let seed = item.seed.take();
                     let entry = match (runs.get_mut(&run_id), seed) {
@@ -319,6 +333,9 @@ impl Committer {
             let waited = began.saturating_duration_since(since);
             instance.metrics.commit_wait_seconds.record(waited);
             instance.metrics.orchestration_seconds.record(waited + took);
+            if sent.iter().any(Sent::has_emits) {
+                instance.metrics.emits.wait_seconds.record(waited + took);
+            }
         }
         if took > COMMIT_LONG {
             let (instance, commits) = (&instance.config.instance, sent.len());
