@@ -10,11 +10,13 @@
 //!   their order.
 //! - **K4** Losing every hint loses nothing but time.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use flowgate_core::ids::JobId;
+use flowgate_core::limits::{COMMIT_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -25,22 +27,40 @@ use crate::StoreError;
 pub const TERMS_KEPT_MAX: usize = 1_000;
 /// The most writes of records in one call.
 pub const RECORD_WRITES_MAX: usize = 1_000;
+/// Bytes of the name of a term, of the key of a record or of a permit, and of a topic.
+pub const CONTROL_KEY_BYTES_MAX: usize = 1_024;
+/// How long a place in line is kept for a job that does not ask again, and how long after its time
+/// a reserved one.
+pub const PERMIT_PLACE_KEPT: Duration = Duration::from_hours(24);
+/// The kinds of record that there are. No other is written, so a copy of a store misses none.
+pub const RECORD_KINDS: [&str; 8] = [
+    "checkpoint",
+    "dead",
+    "occurrence",
+    "queue",
+    "schedule",
+    "singleton",
+    "subscriber",
+    "subscriber_dead",
+];
 /// How far a job of each step of priority is ahead of those without.
 pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);
 
 /// The part of a store that is not about runs.
+#[expect(unused_variables, reason = "until every store has its own methods")]
 #[async_trait]
 pub trait Control: Send + Sync {
     /// Takes a name for `ask.span`, or extends the term that the asker holds.
     ///
     /// Without `ask.renews` a name that is free, released or expired gets a new term, with a number
     /// that is one more than the last; one that the same holder holds is extended, so a lost reply
-    /// does no harm. With it only that term is extended, if the asker still holds it.
+    /// does no harm. With it only that term is extended, if the asker still holds it. No term
+    /// becomes shorter.
     async fn take_term(&self, ask: &TermAsk) -> Result<TermOutcome, StoreError> {
         missing()
     }
 
-    /// Ends a term at once, if it is still held. Whoever waits for the name should be told
+    /// Ends a term at once, if it is still held: it is over now, and says so. Whoever waits for the name should be told
     /// afterwards, see [`Self::tell`].
     async fn release_term(&self, term: &TermRef) -> Result<(), StoreError> {
         missing()
@@ -57,6 +77,8 @@ pub trait Control: Send + Sync {
     }
 
     /// Writes all of `writes` or nothing. With `under` only while that term is held.
+    ///
+    /// The term is judged first, then the expectations in their order.
     async fn write_records(
         &self,
         writes: Vec<RecordWrite>,
@@ -81,6 +103,9 @@ pub trait Control: Send + Sync {
 
     /// Asks for permits; the outcomes are in the same order. A job that holds one keeps it for
     /// `lease` from now, so this also renews.
+    ///
+    /// Those ahead in line come first: what is free for them is not given to who asks later. A job
+    /// that does not ask again for [`PERMIT_PLACE_KEPT`] loses its place.
     async fn take_permits(
         &self,
         asks: &[PermitAsk],
@@ -91,7 +116,7 @@ pub trait Control: Send + Sync {
 
     /// Gives permits back, and lets those who wait next have them for `lease`: they are returned,
     /// and the caller wakes them ([`Self::wake_jobs`]). A release without a job only lets those in
-    /// line have what has expired.
+    /// line have what has expired. All of `releases` are given back before anybody gets anything.
     async fn release_permits(
         &self,
         releases: &[PermitRelease],
@@ -105,12 +130,13 @@ pub trait Control: Send + Sync {
         missing()
     }
 
-    /// Makes queued jobs due at once. Returns those that exist, queued or leased.
+    /// Makes queued jobs due at once, as if they were queued now. Returns those that exist, queued
+    /// or leased, in the order of `jobs`. Those that are due already stay where they are.
     async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         missing()
     }
 
-    /// What waits in each queue that has jobs, in the order of their names.
+    /// What waits in each queue that has jobs which nobody has, in the order of their names.
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         missing()
     }
@@ -163,7 +189,7 @@ pub struct Term {
     pub holder: Arc<str>,
     /// When it began.
     pub began_at: Timestamp,
-    /// When it ends unless it is renewed, or ended.
+    /// When it ends unless it is renewed, or when it ended.
     pub expires_at: Timestamp,
     /// When its holder gave it up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -176,8 +202,50 @@ pub struct Term {
 pub enum TermOutcome {
     /// The asker holds it.
     Held(Term),
-    /// Somebody else does; or, when a term was to be extended, this is the last one there is.
+    /// Somebody else does; or, when a term was to be extended, this is the last one there is, with
+    /// the number 0 if there never was one.
     NotHeld(Term),
+}
+
+impl Term {
+    /// Whether its holder may act in it at `now`.
+    pub fn is_held(&self, now: Timestamp) -> bool {
+        self.released_at.is_none() && self.expires_at > now
+    }
+
+    /// What stands for the last term of a name that nobody ever held.
+    pub fn never_held(name: &Arc<str>) -> Self {
+        Self {
+            term: TermRef { name: Arc::clone(name), number: 0 },
+            holder: "".into(),
+            began_at: Timestamp(0),
+            expires_at: Timestamp(0),
+            released_at: None,
+        }
+    }
+
+    /// What becomes of `ask` at `now`, where `last` is the last term of the name.
+    pub(crate) fn judge(last: Option<Self>, ask: &TermAsk, now: Timestamp) -> TermOutcome {
+        let expires_at = now.plus(ask.span);
+        let number = last.as_ref().map_or(0, |last| last.term.number);
+        match last {
+            Some(mut last) if last.is_held(now) => {
+                if last.holder != ask.holder || ask.renews.is_some_and(|renews| renews != number) {
+                    return TermOutcome::NotHeld(last);
+                }
+                last.expires_at = last.expires_at.max(expires_at);
+                TermOutcome::Held(last)
+            }
+            Some(_) | None if ask.renews.is_none() => TermOutcome::Held(Self {
+                term: TermRef { name: Arc::clone(&ask.name), number: number + 1 },
+                holder: Arc::clone(&ask.holder),
+                began_at: now,
+                expires_at,
+                released_at: None,
+            }),
+            last => TermOutcome::NotHeld(last.unwrap_or_else(|| Self::never_held(&ask.name))),
+        }
+    }
 }
 
 /// A change to a record.
@@ -216,6 +284,55 @@ pub enum RecordsOutcome {
     Changed(usize),
     /// The term is not held any more. Nothing is written.
     TermLost,
+    /// The write at this index is over a limit, or all before it and it together are. Nothing is
+    /// written.
+    TooLarge(usize),
+}
+
+/// Refuses writes over the limits; what no rule can have made is a bug of the caller.
+///
+/// Every store asks this before anything else.
+pub fn over_limit(writes: &[RecordWrite]) -> Option<RecordsOutcome> {
+    let mut seen = HashSet::new();
+    let mut bytes = 0;
+    for (index, write) in writes.iter().enumerate() {
+        assert!(RECORD_KINDS.contains(&write.kind), "`{}` is not a kind of record", write.kind);
+        assert!(seen.insert((write.kind, &write.key)), "one call writes a record once");
+        let value_bytes = write.value.as_ref().map_or(0, Payload::bytes);
+        bytes += value_bytes;
+        let fits = index < RECORD_WRITES_MAX
+            && value_bytes <= PAYLOAD_BYTES_MAX
+            && bytes <= COMMIT_BYTES_MAX
+            && is_key(&write.key);
+        if !fits {
+            return Some(RecordsOutcome::TooLarge(index));
+        }
+    }
+    None
+}
+
+/// Whether every store can keep this as a key: not empty, not over [`CONTROL_KEY_BYTES_MAX`], and
+/// without NUL.
+pub fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.len() <= CONTROL_KEY_BYTES_MAX && !text.contains('\0')
+}
+
+/// The first text, byte by byte, that is after all that begin with `prefix`; none if there is none.
+pub(crate) fn prefix_end(prefix: &str) -> Option<String> {
+    let mut end = prefix.to_owned();
+    // The order of UTF-8 is that of its characters.
+    while let Some(last) = end.pop() {
+        if let Some(next) = (last..=char::MAX).nth(1) {
+            end.push(next);
+            return Some(end);
+        }
+    }
+    None
+}
+
+/// Panics where a name, a key or a topic is none: whoever makes them keeps them within the limits.
+pub(crate) fn check_key(text: &str) {
+    assert!(is_key(text), "a name has 1 to {CONTROL_KEY_BYTES_MAX} bytes and no NUL: {text:?}");
 }
 
 /// A record.
@@ -229,7 +346,7 @@ pub struct Record {
     pub value: Payload,
     /// When it was written.
     pub written_at: Timestamp,
-    /// When it is removed by a sweep.
+    /// From when on a sweep removes it. Until one does it is there.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -266,12 +383,21 @@ pub enum Limit {
     /// This many at the same time.
     AtOnce(u32),
     /// This many in each span, evenly: the first at once, each next after its share of the span.
+    /// Nothing is saved up while nobody asks.
     Rate {
         /// How many.
         count: u32,
         /// In how many milliseconds.
         per_ms: u64,
     },
+}
+
+impl Limit {
+    /// How far apart the places of a rate are, in microseconds; a count of 0 is taken for 1.
+    pub(crate) fn share_us(count: u32, per_ms: u64) -> i64 {
+        let share = u128::from(per_ms) * 1_000;
+        i64::try_from(share.div_ceil(u128::from(count.max(1)))).unwrap_or(i64::MAX)
+    }
 }
 
 /// What became of an ask for a permit.
@@ -282,7 +408,7 @@ pub enum PermitOutcome {
     Granted,
     /// It is in line, at this place from 1, and is returned by a release when its turn has come.
     InLine(u64),
-    /// It has a place at this time: when it asks again then, it is granted.
+    /// It has a place at this time: when it asks again then or later, it is granted.
     NotBefore(Timestamp),
 }
 
@@ -309,9 +435,9 @@ pub struct PermitGrant {
 /// The permits of a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PermitState {
-    /// Who holds one, and until when.
+    /// Who holds one, and until when; who is over first comes first.
     pub holders: Vec<(JobId, Timestamp)>,
-    /// How many stand in line.
+    /// How many stand in line, or have a place at a later time.
     pub in_line: u64,
 }
 
@@ -320,10 +446,37 @@ pub struct PermitState {
 pub struct QueueStats {
     /// The queue.
     pub queue: Arc<str>,
-    /// Jobs that are due and that nobody has.
+    /// Jobs that are due and that nobody has, also those whose lease has expired.
     pub due: u64,
     /// Jobs that are due later.
     pub later: u64,
-    /// When the one at the head became due.
+    /// When the one that has been due longest became due.
     pub oldest_due_at: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_prefix_is_after_all_that_begin_with_it_and_before_all_else() {
+        let rows = [
+            ("a/", Some("a0")),
+            ("", None),
+            ("z\u{7f}", Some("z\u{80}")),
+            ("\u{d7ff}", Some("\u{e000}")),
+            ("b\u{10ffff}", Some("c")),
+            ("\u{10ffff}\u{10ffff}", None),
+        ];
+        for (prefix, end) in rows {
+            assert_eq!(prefix_end(prefix).as_deref(), end, "{prefix:?}");
+        }
+    }
+
+    #[test]
+    fn the_share_of_a_rate_is_never_too_small() {
+        assert_eq!(Limit::share_us(7, 1_000), 142_858);
+        assert_eq!(Limit::share_us(0, 1_000), 1_000_000);
+        assert_eq!(Limit::share_us(1, u64::MAX), i64::MAX);
+    }
 }

@@ -49,9 +49,11 @@ mod instances;
 pub mod instrumented;
 pub mod memory;
 mod open;
+mod permits;
 pub mod postgres;
 pub mod redis;
 pub mod sqlite;
+mod told;
 pub mod url;
 mod wait;
 
@@ -163,7 +165,8 @@ pub trait Store: Control + fmt::Debug {
     /// The revisions of `flow`, or of all flows, the latest registered first within a flow.
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError>;
 
-    /// Removes what is older than `retention`, a bounded share of it in one call.
+    /// Removes what is older than `retention` and records that have expired, a bounded share of
+    /// them in one call.
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError>;
 
     /// Notes that an instance is there. Instances that have been silent for a day are forgotten.
@@ -569,7 +572,7 @@ pub struct Retention {
     pub events: Duration,
     /// Their records, after their end.
     pub runs: Duration,
-    /// Runs touched in one call.
+    /// Runs and records touched in one call.
     pub batch: usize,
 }
 
@@ -589,6 +592,8 @@ pub struct Swept {
     pub logs: u64,
     /// Runs whose records it removed.
     pub runs: u64,
+    /// Records that had expired ([`control::Record`]).
+    pub records: u64,
     /// Whether more is due: the batch was full.
     pub more: bool,
 }

@@ -31,6 +31,7 @@ use flowgate_core::time::Timestamp;
 
 use self::hash::IdMap;
 use self::index::{Index, Key};
+use crate::control::QueueStats;
 use crate::{
     Claimant, JobDetail, LeaseDetail, LeaseRef, Queues, Refusal, Renewal, RunDetail, RunRow,
 };
@@ -339,6 +340,29 @@ impl OpenRuns {
         Renewal::Held(expires_at)
     }
 
+    /// Makes a delayed job due; whether that changed it, or none if there is no such job.
+    pub(crate) fn wake(&mut self, job_id: JobId, now: Timestamp) -> Option<bool> {
+        let open = self.runs.get_mut(&job_id.run_id)?;
+        let at = open.find(job_id.step).ok()?;
+        let job = &mut open.jobs[at];
+        let is_later = job.place == Place::Delayed && job.due_at > now;
+        if is_later {
+            self.ticket_last += 1;
+            self.index.remove(job);
+            job.due_at = now;
+            job.ticket = self.ticket_last;
+            job.place = Place::Ready;
+            self.index.insert(job);
+        }
+        Some(is_later)
+    }
+
+    /// What waits in each queue.
+    pub(crate) fn stats(&mut self, now: Timestamp) -> Vec<QueueStats> {
+        self.let_time_pass(now);
+        self.index.stats()
+    }
+
     /// Whether a job of `queues` is ready, or else how to wait for one.
     pub(crate) fn wait(&mut self, queues: &Queues, now: Timestamp) -> Waiting {
         self.let_time_pass(now);
@@ -360,9 +384,10 @@ impl OpenRuns {
 
     /// Jobs whose delay or lease is over become ready.
     fn let_time_pass(&mut self, now: Timestamp) {
-        while let Some(job_id) = self.index.pop_over(now) {
+        while let Some(job_id) = self.index.first_over(now) {
             let open = self.runs.get_mut(&job_id.run_id).expect("an indexed job has a run");
             let at = open.find(job_id.step).expect("an indexed job is open");
+            self.index.remove(&open.jobs[at]);
             open.jobs[at].place = Place::Ready;
             self.index.insert(&open.jobs[at]);
         }

@@ -90,7 +90,7 @@ pub async fn a_sweep_removes_events_before_records(harness: &mut impl Harness) {
     assert_eq!(world.store().sweep(&RETENTION).await.unwrap(), Swept::default());
     world.harness.advance(DAY).await;
     let swept = world.store().sweep(&RETENTION).await.unwrap();
-    assert_eq!(swept, Swept { logs: 1, runs: 0, more: false });
+    assert_eq!(swept, Swept { logs: 1, ..Swept::default() });
     assert_eq!(world.events(run_id).await, []);
     assert_eq!(world.store().read_logs(run_id, 0, 10).await.unwrap(), []);
     assert_eq!(world.feed(0).await, []);
@@ -101,7 +101,7 @@ pub async fn a_sweep_removes_events_before_records(harness: &mut impl Harness) {
     assert_eq!(world.store().read_logs(run_id, 0, 10).await.unwrap(), []);
     world.harness.advance(DAY * 2).await;
     let swept = world.store().sweep(&RETENTION).await.unwrap();
-    assert_eq!(swept, Swept { logs: 0, runs: 1, more: false });
+    assert_eq!(swept, Swept { runs: 1, ..Swept::default() });
     assert_eq!(world.store().read_run(run_id).await.unwrap(), None);
     assert_eq!(world.list(&RunQuery { limit: 10, ..RunQuery::default() }).await, []);
 }

@@ -12,11 +12,11 @@ use crate::faulty::Faulty;
 use crate::{Queues, Store};
 
 /// Longer than any of these waits takes if it is woken, and shorter than anybody waits.
-const SOON: Duration = Duration::from_secs(20);
-const LATE: Duration = Duration::from_hours(1);
+pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const LATE: Duration = Duration::from_hours(1);
 
 /// Begins to wait, and returns once the store knows of it.
-async fn waiting(store: Arc<dyn Store>, queues: Queues) -> JoinSet<()> {
+pub(super) async fn waiting(store: Arc<dyn Store>, queues: Queues) -> JoinSet<()> {
     let mut task = JoinSet::new();
     let (waits, begun) = tokio::sync::oneshot::channel();
     task.spawn(async move {
@@ -33,7 +33,7 @@ async fn waiting(store: Arc<dyn Store>, queues: Queues) -> JoinSet<()> {
     task
 }
 
-async fn ends_soon(mut task: JoinSet<()>) {
+pub(super) async fn ends_soon(mut task: JoinSet<()>) {
     let ended = timeout(SOON, task.join_next()).await.expect("the wait ends");
     ended.expect("there is one wait").expect("the wait ends well");
 }

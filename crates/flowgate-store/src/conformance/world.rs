@@ -121,6 +121,14 @@ impl<'h, H: Harness> World<'h, H> {
         self.claim_one().await
     }
 
+    /// Starts a run and claims its first job, which is in `queue`.
+    pub async fn started_and_claimed_of(&self, flow: &Flow, queue: &str) -> Claimed {
+        self.started(flow, "1").await;
+        let mut claimed = self.store().claim(&self.claimant_of(queue, 10)).await.expect("claiming");
+        assert_eq!(claimed.len(), 1, "one job is due");
+        claimed.remove(0)
+    }
+
     /// A commit for what `report` says.
     pub fn decide(&self, flow: &Flow, run: &Run, report: &Report) -> Commit {
         decide::decide(flow, run, report, self.ids.next()).expect("the case makes sense")

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use super::OpenJob;
 use super::hash::IdMap;
 use crate::Queues;
+use crate::control::QueueStats;
 
 /// A place in an order by time; the number keeps equal times apart, the first one first.
 pub(super) type Key = (Timestamp, u64);
@@ -35,6 +36,8 @@ pub(super) struct Index {
     /// Queues with a ready job.
     queues: IdMap<Arc<str>, BTreeMap<Key, JobId>>,
     delayed: BTreeMap<Key, JobId>,
+    /// How many of those are in each queue that has some.
+    later: IdMap<Arc<str>, u64>,
     /// By the end of the lease and its token.
     leased: BTreeMap<Key, JobId>,
     waiters: Vec<Waiter>,
@@ -78,6 +81,7 @@ impl Index {
             }
             Place::Delayed => {
                 self.delayed.insert(open.key(), job_id);
+                self.count_later(&open.job.queue);
                 self.wake(|waiter| open.due_at < waiter.until);
             }
             Place::Leased => {
@@ -92,7 +96,7 @@ impl Index {
     pub(super) fn remove(&mut self, open: &OpenJob) {
         let found = match open.place {
             Place::Ready => self.remove_ready(&open.job.queue, open.key()),
-            Place::Delayed => self.delayed.remove(&open.key()),
+            Place::Delayed => self.remove_delayed(&open.job.queue, open.key()),
             Place::Leased => {
                 let lease = open.lease.as_ref().expect("a leased job has a lease");
                 self.leased.remove(&(lease.expires_at, lease.token.0))
@@ -110,6 +114,42 @@ impl Index {
         found
     }
 
+    fn remove_delayed(&mut self, queue: &Arc<str>, key: Key) -> Option<JobId> {
+        let count = self.later.get_mut(queue)?;
+        *count -= 1;
+        if *count == 0 {
+            self.later.remove(queue);
+        }
+        self.delayed.remove(&key)
+    }
+
+    fn count_later(&mut self, queue: &Arc<str>) {
+        if let Some(count) = self.later.get_mut(queue) {
+            *count += 1;
+        } else {
+            self.later.insert(Arc::clone(queue), 1);
+        }
+    }
+
+    /// What waits in each queue, in the order of their names.
+    pub(super) fn stats(&self) -> Vec<QueueStats> {
+        let mut names: Vec<&Arc<str>> = self.queues.keys().chain(self.later.keys()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let stats = names.into_iter().map(|name| {
+            let ready = self.queues.get(name);
+            let first = ready.and_then(|jobs| jobs.first_key_value());
+            let due = ready.map_or(0, BTreeMap::len);
+            QueueStats {
+                queue: Arc::clone(name),
+                due: u64::try_from(due).expect("jobs fit in memory"),
+                later: self.later.get(name).copied().unwrap_or(0),
+                oldest_due_at: first.map(|(key, _)| key.0),
+            }
+        });
+        stats.collect()
+    }
+
     /// The lease with `token` now ends at `to`.
     pub(super) fn move_lease(&mut self, token: LeaseToken, from: Timestamp, to: Timestamp) {
         if from != to {
@@ -118,16 +158,11 @@ impl Index {
         }
     }
 
-    /// The next job whose delay or lease is over, out of its map.
-    pub(super) fn pop_over(&mut self, now: Timestamp) -> Option<JobId> {
-        for map in [&mut self.delayed, &mut self.leased] {
-            if let Some(first) = map.first_entry()
-                && first.key().0 <= now
-            {
-                return Some(first.remove());
-            }
-        }
-        None
+    /// The next job whose delay or lease is over.
+    pub(super) fn first_over(&self, now: Timestamp) -> Option<JobId> {
+        let firsts = [self.delayed.first_key_value(), self.leased.first_key_value()];
+        let mut over = firsts.into_iter().flatten().filter(|(key, _)| key.0 <= now);
+        over.next().map(|(_, job_id)| *job_id)
     }
 
     /// The ready jobs of `queues` that have been due longest, out of their queues.

@@ -71,7 +71,7 @@ impl PostgresStore {
         };
         let (logs, runs) = read().map_err(|fault| fault.into_error("sweeping"))?;
         let (logs, runs) = (to_number(logs), to_number(runs));
-        Ok(Swept { logs, runs, more: logs + runs >= retention.batch as u64 })
+        Ok(Swept { logs, runs, records: 0, more: logs + runs >= retention.batch as u64 })
     }
 
     pub(super) async fn note_beat(&self, beat: &Beat) -> Result<(), StoreError> {
