@@ -44,6 +44,7 @@ use crate::id_map::RunSet;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
 use crate::instance::Instance;
+use crate::metrics::Emits;
 
 mod decide;
 mod settle;
@@ -106,6 +107,18 @@ enum SentOrigin {
     Start(Box<NewRun>),
     /// Reports of one run, joined.
     Reports(RunId, Vec<Item>),
+}
+
+impl Sent {
+    /// Whether it stores events that attempts emitted.
+    fn has_emits(&self) -> bool {
+        match &self.origin {
+            SentOrigin::Start(_) => false,
+            SentOrigin::Reports(_, items) => {
+                items.iter().any(|item| Emits::count(&item.report) > 0)
+            }
+        }
+    }
 }
 
 impl Committer {
@@ -206,6 +219,7 @@ impl Committer {
                     }
                 }
                 Inbound::Report(mut item) => {
+                    instance.metrics.emits.reported(Emits::count(&item.report));
                     let run_id = item.run_id;
                     let seed = item.seed.take();
                     let entry = match (runs.get_mut(&run_id), seed) {
@@ -322,6 +336,9 @@ impl Committer {
             let waited = began.saturating_duration_since(since);
             instance.metrics.commit_wait_seconds.record(waited);
             instance.metrics.orchestration_seconds.record(waited + took);
+            if sent.iter().any(Sent::has_emits) {
+                instance.metrics.emits.wait_seconds.record(waited + took);
+            }
         }
         if took > COMMIT_LONG {
             let (instance, commits) = (&instance.config.instance, sent.len());
@@ -380,7 +397,11 @@ async fn send(
     let claimant = (slots > 0).then(|| instance.claimant(slots));
     let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
     loop {
-        match instance.store.commit(commits, claimant.as_ref()).await {
+        let asked = clock::now();
+        let answer = instance.store.commit(commits, claimant.as_ref()).await;
+        let is_answered = answer.as_ref().map_or_else(|error| !error.is_transient(), |_| true);
+        instance.strain.answers.note(asked, clock::now(), is_answered);
+        match answer {
             Ok(outcomes) => {
                 instance.health.answered(Source::Commits);
                 return Ok(outcomes);

@@ -14,7 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attempt::Attempt;
+use crate::beats::Pulse;
 use crate::config::EngineConfig;
+use crate::degradation::Strain;
 use crate::ends::Ends;
 use crate::executor::{self, worker::Workers};
 use crate::flows::Flows;
@@ -49,6 +51,8 @@ pub(crate) struct Instance {
     pub(crate) health: Judge,
     pub(crate) leadership: watch::Sender<Leadership>,
     pub(crate) throttles: Throttles,
+    pub(crate) pulse: Pulse,
+    pub(crate) strain: Strain,
     pub(crate) commit_ids: CommitIds,
     pub(crate) run_ids: RunIds,
     /// Attempts that wait for their first poll.
@@ -101,6 +105,8 @@ impl Instance {
             health: Judge::new(config.instance.clone()),
             leadership: leadership::channel(),
             throttles: Throttles::default(),
+            pulse: Pulse::new(config.beat_interval),
+            strain: Strain::new(config.instance.clone(), &config.degradation),
             commit_ids: CommitIds::new(run_ids.random()),
             run_ids,
             ready: Ready::default(),

@@ -16,6 +16,7 @@ mod clock;
 mod committer;
 mod config;
 mod context;
+mod degradation;
 mod ends;
 mod error;
 mod executor;
@@ -49,6 +50,7 @@ pub use config::{
     SLOTS_DEFAULT, SLOTS_MAX, SchedulerConfig, instance_id,
 };
 pub use context::{ContextError, StepContext};
+pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use error::{EngineError, FlowError};
 pub use executor::worker::{HandlerError, Workers};
 pub use follow::{FollowFrom, Follower};
@@ -57,4 +59,4 @@ pub use instance::Applied;
 pub use leadership::{FLAP_TERMS_MAX, FLAP_WINDOW, Leadership, flapping_terms};
 pub use queues::{QueueRate, QueueSettings, change_queue, queue_settings};
 pub use schedules::{NamedSchedule, OCCURRENCE, SCHEDULE, read_ledger, read_schedules};
-pub use supervisor::{Engine, FlowRef, StartRequest, Started};
+pub use supervisor::{Engine, FlowRef, QueueDepth, StartRequest, Started, Stats};

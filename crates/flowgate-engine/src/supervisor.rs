@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
+use flowgate_store::control::QueueStats;
 use flowgate_store::{NewRevision, RunDetail, Store, whole_log};
 use futures_util::FutureExt;
 use tokio::sync::{broadcast, oneshot, watch};
@@ -22,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::attempt::{Ending, Stop};
 use crate::committer::Committer;
 use crate::config::{ConfigError, EngineConfig};
+use crate::degradation::Degradation;
 use crate::ends::{End, Known};
 use crate::error::{CommitError, EngineError};
 use crate::executor::worker::Workers;
@@ -32,10 +35,13 @@ use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
 use crate::leadership::{self, Leadership};
 use crate::leases::LeaseKeeper;
+use crate::metrics::Totals;
 use crate::run_ids::RunIds;
 use crate::singleton::Turn;
 use crate::subscriber::{self, SubscribeOptions, Subscriber, SubscriptionHandle};
-use crate::{beats, clock, ends, follow, housekeeping, logs, permits, queues, singleton, worker};
+use crate::{
+    beats, clock, degradation, ends, follow, housekeeping, logs, permits, queues, singleton, worker,
+};
 
 /// A running instance. Clones are handles of the same one.
 ///
@@ -120,6 +126,34 @@ pub struct Started {
     pub existing: bool,
 }
 
+/// What an instance has done since it started, and does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Attempts that execute now.
+    pub running: usize,
+    /// Attempts that succeeded.
+    pub succeeded: u64,
+    /// Attempts that failed, and with them their steps.
+    pub failed: u64,
+    /// Attempts that failed, and were or will be followed by another.
+    pub retried: u64,
+    /// How long the store takes to answer, but for the slowest twentieth; none if it does not.
+    pub store_latency: Option<Duration>,
+}
+
+/// What waits in a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueDepth {
+    /// The queue.
+    pub queue: Arc<str>,
+    /// Jobs that are due and that nobody has.
+    pub due: u64,
+    /// Jobs that are due later.
+    pub later: u64,
+    /// How long the first that is due has waited; zero if none is.
+    pub oldest: Duration,
+}
+
 /// The flow to start: by name its active revision, or exactly this one.
 #[derive(Clone, Copy, Debug)]
 pub enum FlowRef<'a> {
@@ -156,6 +190,7 @@ impl Engine {
         for _ in 0..pollers {
             tasks.spawn(worker::poll(Arc::clone(&instance), pollers));
         }
+        tasks.spawn(degradation::answer(Arc::clone(&instance)));
         let committer = tasks.spawn(commit(Arc::clone(&instance), pollers));
         tasks.spawn(ends::follow_for_those_who_wait(Arc::clone(&instance)));
         if !instance.config.is_client() {
@@ -218,6 +253,7 @@ impl Engine {
         flow: impl Into<FlowRef<'a>>,
         request: StartRequest,
     ) -> Result<Started, EngineError> {
+        self.instance().strain.admit()?;
         let flow = self.flow(flow.into()).await?;
         let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
         let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
@@ -233,6 +269,7 @@ impl Engine {
         flow: impl Into<FlowRef<'a>>,
         request: StartRequest,
     ) -> Result<Arc<Run>, EngineError> {
+        self.instance().strain.admit()?;
         let flow = self.flow(flow.into()).await?;
         let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
         let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
@@ -274,6 +311,7 @@ impl Engine {
     /// or the step `from` and all that follows from that.
     pub async fn retry(&self, run_id: RunId, from: Option<&str>) -> Result<Started, EngineError> {
         let instance = self.instance();
+        instance.strain.admit()?;
         let seed = self.seed(run_id).await?;
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
         let log = whole_log(&**self.store(), run_id).await?;
@@ -364,6 +402,50 @@ impl Engine {
     /// Whether it leads, from now on.
     pub fn leadership(&self) -> watch::Receiver<Leadership> {
         self.instance().leadership.subscribe()
+    }
+
+    /// How strained it is, from now on. One that only starts and steers runs never is.
+    pub fn degradation(&self) -> watch::Receiver<Degradation> {
+        self.instance().strain.watch()
+    }
+
+    /// How long there has been no sign of life of the thread that renews leases and beats, if that
+    /// is too long: then its leases end, and others take over what it executes.
+    pub fn leases_stalled_for(&self) -> Option<Duration> {
+        let instance = self.instance();
+        if instance.config.is_client() { None } else { instance.pulse.stalled_for() }
+    }
+
+    /// What it has done since it started, and does now.
+    pub fn stats(&self) -> Stats {
+        let instance = self.instance();
+        let Totals { succeeded, failed, retried } = &*instance.metrics.totals;
+        Stats {
+            running: instance.in_flight.attempts().len(),
+            succeeded: succeeded.load(Ordering::Relaxed),
+            failed: failed.load(Ordering::Relaxed),
+            retried: retried.load(Ordering::Relaxed),
+            store_latency: instance.strain.answers.last_percentile_95(),
+        }
+    }
+
+    /// Sets the gauges of what is only known at the moment: for who is about to read them.
+    pub fn measure(&self) {
+        let instance = self.instance();
+        #[expect(clippy::cast_precision_loss, reason = "slots are few")]
+        instance.metrics.running.set(instance.in_flight.attempts().len() as f64);
+    }
+
+    /// What waits in each queue of the store that has jobs, whoever serves it.
+    pub async fn queues(&self) -> Result<Vec<QueueDepth>, EngineError> {
+        let (stats, now) = degradation::read_queues(&**self.store()).await?;
+        let depth = |stats: QueueStats| QueueDepth {
+            queue: stats.queue,
+            due: stats.due,
+            later: stats.later,
+            oldest: stats.oldest_due_at.map_or(Duration::ZERO, |at| now.since(at)),
+        };
+        Ok(stats.into_iter().map(depth).collect())
     }
 
     /// Whether nothing is in flight on this instance.
