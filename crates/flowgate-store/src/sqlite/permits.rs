@@ -105,28 +105,24 @@ impl Writer {
         let changes = self.permits.take_changes();
         for (key, job_id, entry) in changes.jobs {
             let connection = self.transaction()?;
-            match entry {
-                Some(entry) => write_entry(connection, &key, job_id, entry)?,
-                None => {
-                    let sql = "DELETE FROM permits WHERE key = ?1 AND run_id = ?2 AND step = ?3";
-                    let mut statement = connection.prepare_cached(sql)?;
-                    let run_id = job_id.run_id.0;
-                    statement.execute(params![&*key, run_id.as_bytes(), job_id.step.0])?;
-                }
+            if let Some(entry) = entry {
+                write_entry(connection, &key, job_id, entry)?;
+            } else {
+                let sql = "DELETE FROM permits WHERE key = ?1 AND run_id = ?2 AND step = ?3";
+                let mut statement = connection.prepare_cached(sql)?;
+                let run_id = job_id.run_id.0;
+                statement.execute(params![&*key, run_id.as_bytes(), job_id.step.0])?;
             }
         }
         for (key, rate) in changes.rates {
             let connection = self.transaction()?;
-            match rate {
-                Some(Rate { granted_us, free_us }) => {
-                    let sql = "INSERT OR REPLACE INTO rates (key, granted_us, free_us) \
-                         VALUES (?1, ?2, ?3)";
-                    connection.prepare_cached(sql)?.execute(params![&*key, granted_us, free_us])?;
-                }
-                None => {
-                    let sql = "DELETE FROM rates WHERE key = ?1";
-                    connection.prepare_cached(sql)?.execute([&*key])?;
-                }
+            if let Some(Rate { granted_us, free_us }) = rate {
+                let sql =
+                    "INSERT OR REPLACE INTO rates (key, granted_us, free_us) VALUES (?1, ?2, ?3)";
+                connection.prepare_cached(sql)?.execute(params![&*key, granted_us, free_us])?;
+            } else {
+                let sql = "DELETE FROM rates WHERE key = ?1";
+                connection.prepare_cached(sql)?.execute([&*key])?;
             }
         }
         Ok(())
