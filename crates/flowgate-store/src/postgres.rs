@@ -44,16 +44,20 @@ use crate::{
 
 mod claim;
 mod commit;
+mod control;
 mod endpoint;
 mod examine;
 mod fault;
 mod floor;
 mod hints;
 mod keep;
+mod permits;
 mod pool;
 mod read;
+mod records;
 mod rows;
 mod schema;
+mod terms;
 mod wait;
 
 /// How much longer a call may take that has a lot to do.
@@ -191,6 +195,11 @@ struct Statements {
     beat: String,
     import_revision: String,
     import_run: String,
+    take_term: String,
+    release_term: String,
+    write_records: String,
+    take_permits: String,
+    release_permits: String,
 }
 
 impl Statements {
@@ -225,11 +234,14 @@ impl Statements {
             beat: call("note_beat", 3),
             import_revision: call("import_revision", 6),
             import_run: call("import_run", 31),
+            take_term: call("take_term", 5),
+            release_term: call("release_term", 2),
+            write_records: call("write_records", 7),
+            take_permits: call("take_permits", 7),
+            release_permits: call("release_permits", 5),
         }
     }
 }
-
-impl crate::control::Control for PostgresStore {}
 
 #[async_trait]
 impl Store for PostgresStore {

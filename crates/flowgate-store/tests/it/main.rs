@@ -6,6 +6,7 @@ mod copy;
 mod harness;
 mod model;
 mod postgres;
+mod postgres_control;
 mod postgres_harness;
 mod postgres_load;
 mod postgres_server;
