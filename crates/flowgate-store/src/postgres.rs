@@ -17,6 +17,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,6 +30,9 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 pub use self::examine::examine;
+pub use self::transaction::{PostgresConnection, PostgresTransaction};
+/// The driver, whose transactions callers write in.
+pub use tokio_postgres;
 
 use self::claim::OwnLink;
 use self::endpoint::{Endpoint, Kept, split_parameters};
@@ -57,9 +61,13 @@ mod read;
 mod records;
 mod rows;
 mod schema;
+mod session;
 mod terms;
+mod transaction;
 mod wait;
 
+/// The schema, unless the URL names one.
+const SCHEMA: &str = "flowgate";
 /// How much longer a call may take that has a lot to do.
 const LONG_FACTOR: u32 = 10;
 
@@ -68,8 +76,9 @@ const LONG_FACTOR: u32 = 10;
 pub struct PostgresOptions {
     /// Server, database and user, as `postgres://USER:PASSWORD@HOST:PORT/DATABASE`.
     pub url: String,
-    /// Where hints from other instances are listened for; `url` if there is none. Behind a pooler
-    /// in transaction mode this has to be the server itself; without, polling goes on.
+    /// Where hints from other instances are listened for and sessions are locked; `url` if there is
+    /// none. Behind a pooler in transaction mode this has to be the server itself; without,
+    /// polling goes on, and sessions cannot be locked.
     pub listen_url: Option<String>,
     /// The schema that holds everything; it is made if it is not there.
     pub schema: String,
@@ -86,7 +95,7 @@ impl PostgresOptions {
         let mut options = Self {
             url: String::new(),
             listen_url: None,
-            schema: "flowgate".to_owned(),
+            schema: SCHEMA.to_owned(),
             pool_size: 8,
             call_timeout: Duration::from_millis(2_500),
         };
@@ -134,6 +143,10 @@ impl std::fmt::Debug for PostgresOptions {
 pub struct PostgresStore {
     options: PostgresOptions,
     endpoint: Endpoint,
+    /// The server itself, also if a pooler is before it.
+    listen: Endpoint,
+    /// Whether it has turned out to be that.
+    is_direct: AtomicBool,
     pool: Pool,
     sql: Statements,
     hints: Arc<Hints>,
@@ -156,11 +169,13 @@ impl PostgresStore {
         let hints = Arc::<Hints>::default();
         let channel = format!("flowgate_{}", options.schema);
         let in_touch =
-            hints::keep_in_touch(Arc::clone(&hints), listen, channel, options.call_timeout);
+            hints::keep_in_touch(Arc::clone(&hints), listen.clone(), channel, options.call_timeout);
         Ok(Self {
             pool: Pool::new(&endpoint, options.pool_size, options.call_timeout),
             sql: Statements::in_schema(&options.schema),
             endpoint,
+            listen,
+            is_direct: AtomicBool::new(false),
             options,
             hints,
             floor_due: Floor::new(),

@@ -11,6 +11,7 @@ use crate::control::{
     Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, Record,
     RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef, check_key,
 };
+use crate::session::SessionLock;
 
 #[async_trait]
 impl Control for PostgresStore {
@@ -80,5 +81,13 @@ impl Control for PostgresStore {
         check_key(topic);
         self.hints.told.wait(topic, wait_max).await;
         Ok(())
+    }
+
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        self.lock(name).await
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        self.end_lock(name).await
     }
 }

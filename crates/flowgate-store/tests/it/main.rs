@@ -10,6 +10,7 @@ mod postgres_control;
 mod postgres_harness;
 mod postgres_load;
 mod postgres_server;
+mod postgres_session;
 mod redis;
 mod sqlite;
 mod wrappers;
