@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
+use crate::schedule::ScheduleFile;
 
 mod build;
 mod compile;
@@ -23,7 +24,7 @@ pub mod graph;
 mod input;
 mod locate;
 mod nearest;
-mod notation;
+pub(crate) mod notation;
 mod parse;
 mod schema;
 mod validate;
@@ -59,6 +60,9 @@ pub struct FlowFile {
     /// The steps by name. The one without `subscribes` is the entry.
     #[schemars(with = "BTreeMap<String, StepFile>")]
     pub steps: IndexMap<String, StepFile>,
+    /// When runs start by themselves, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub schedules: BTreeMap<String, ScheduleFile>,
 }
 
 /// A step as it is written.

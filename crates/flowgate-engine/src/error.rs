@@ -16,6 +16,9 @@ pub enum EngineError {
     /// There is no such run.
     #[error("there is no run {0}")]
     NoRun(RunId),
+    /// There is no such schedule.
+    #[error("there is no schedule `{0}`")]
+    NoSchedule(Arc<str>),
     /// There is no such step.
     #[error("the flow has no step `{step}`; it has {known}")]
     NoStep {

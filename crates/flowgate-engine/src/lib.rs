@@ -27,10 +27,13 @@ mod id_map;
 mod in_flight;
 mod inbox;
 mod instance;
+mod leadership;
 mod leases;
 mod logs;
 mod metrics;
 mod run_ids;
+mod scheduler;
+mod schedules;
 mod slots;
 mod supervisor;
 mod text;
@@ -38,8 +41,8 @@ mod worker;
 
 pub use attempt::Stop;
 pub use config::{
-    ConfigError, EngineConfig, HttpConfig, LEASE_MIN, ProcessConfig, Renewals, SLOTS_DEFAULT,
-    SLOTS_MAX, instance_id,
+    ConfigError, EngineConfig, HttpConfig, LEADER_LEASE_MIN, LEASE_MIN, ProcessConfig, Renewals,
+    SLOTS_DEFAULT, SLOTS_MAX, SchedulerConfig, instance_id,
 };
 pub use context::{ContextError, StepContext};
 pub use error::{EngineError, FlowError};
@@ -47,4 +50,6 @@ pub use executor::worker::{HandlerError, Workers};
 pub use follow::{FollowFrom, Follower};
 pub use health::Health;
 pub use instance::Applied;
+pub use leadership::{FLAP_TERMS_MAX, FLAP_WINDOW, Leadership, flapping_terms};
+pub use schedules::{NamedSchedule, OCCURRENCE, SCHEDULE, read_ledger, read_schedules};
 pub use supervisor::{Engine, FlowRef, StartRequest, Started};

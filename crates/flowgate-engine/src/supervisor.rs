@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use flowgate_core::decide::{self, Report, Start};
@@ -29,6 +29,7 @@ use crate::follow::{FollowFrom, Follower};
 use crate::health::Health;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
+use crate::leadership::{self, Leadership};
 use crate::leases::LeaseKeeper;
 use crate::run_ids::RunIds;
 use crate::{beats, clock, ends, follow, housekeeping, logs, worker};
@@ -47,6 +48,17 @@ struct Inner {
     instance: Arc<Instance>,
     parts: tokio::sync::Mutex<Option<Parts>>,
     logs_closed: CancellationToken,
+}
+
+/// A handle that does not keep the instance.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    /// The instance, unless whoever started it has dropped it.
+    pub(crate) fn upgrade(&self) -> Option<Engine> {
+        self.0.upgrade().map(|inner| Engine { inner })
+    }
 }
 
 /// What a shutdown takes apart.
@@ -137,7 +149,15 @@ impl Engine {
         let leases = LeaseKeeper::start(&instance);
         let parts = tokio::sync::Mutex::new(Some(Parts { committer, log_writer, leases }));
         tracing::info!(instance = %instance.config.instance, store = instance.store.kind(), "started");
-        Ok(Self { inner: Arc::new(Inner { instance, parts, logs_closed }) })
+        let inner = Arc::new(Inner { instance, parts, logs_closed });
+        let instance = &inner.instance;
+        if let Some(config) = instance.config.schedules.clone()
+            && !instance.config.is_client()
+        {
+            let engine = WeakEngine(Arc::downgrade(&inner));
+            instance.tasks.spawn(leadership::campaign(Arc::clone(instance), engine, config));
+        }
+        Ok(Self { inner })
     }
 
     fn instance(&self) -> &Arc<Instance> {
@@ -164,7 +184,7 @@ impl Engine {
         let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
         let loaded = instance.flows.keep(loaded);
         instance.flows.remember_active(&loaded, clock::now());
-        Ok(())
+        self.register_schedules(flow).await
     }
 
     /// Starts a run. The answer means that it is stored.
@@ -277,6 +297,11 @@ impl Engine {
         self.instance().health.watch()
     }
 
+    /// Whether it leads, from now on.
+    pub fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.instance().leadership.subscribe()
+    }
+
     /// Whether nothing is in flight on this instance.
     pub fn is_idle(&self) -> bool {
         let instance = self.instance();
@@ -335,6 +360,11 @@ impl Engine {
                 flows.load(&**store, workers, pinned).await.map_err(EngineError::Flow)
             }
         }
+    }
+
+    /// The revision that new runs of a flow start on.
+    pub(crate) async fn active_flow(&self, name: &str) -> Result<Flow, EngineError> {
+        Ok(self.flow(FlowRef::Active(name)).await?.flow.clone())
     }
 
     async fn begin(&self, flow: Arc<LoadedFlow>, start: Start) -> Result<Started, EngineError> {

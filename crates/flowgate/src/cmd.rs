@@ -22,6 +22,7 @@ mod flows;
 mod instances;
 mod run;
 mod runs;
+pub(crate) mod schedules;
 mod store;
 mod why;
 
@@ -92,6 +93,8 @@ enum Command {
     Flows(flows::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
+    /// Look at schedules and their occurrences, add and steer them
+    Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
     /// List the instances that work on the store
@@ -150,6 +153,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Dev(args) => block_on(dev::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
+        Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
         Command::Doctor(args) => block_on(doctor::run(app, args)),
@@ -196,6 +200,7 @@ impl Global {
             Command::Dev(args) => args.concurrency,
             Command::Flows(_)
             | Command::Runs(_)
+            | Command::Schedules(_)
             | Command::Why(_)
             | Command::Instances(_)
             | Command::Doctor(_)

@@ -1,5 +1,6 @@
 //! Flows written in Rust: the same values as those of a file.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indexmap::IndexMap;
@@ -9,6 +10,7 @@ use super::{
     BackoffFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile, RetryFile,
     RunFile, Span, StepFile, Subscribes, WaitFile,
 };
+use crate::schedule::ScheduleFile;
 
 /// Builds a flow.
 ///
@@ -33,8 +35,13 @@ pub struct FlowBuilder {
 impl FlowBuilder {
     /// A flow without steps.
     pub fn new(name: impl Into<String>) -> Self {
-        let file =
-            FlowFile { flow: name.into(), description: None, input: None, steps: IndexMap::new() };
+        let file = FlowFile {
+            flow: name.into(),
+            description: None,
+            input: None,
+            steps: IndexMap::new(),
+            schedules: BTreeMap::new(),
+        };
         Self { file, doubles: Vec::new() }
     }
 
@@ -60,6 +67,12 @@ impl FlowBuilder {
             });
         }
         self.file.steps.insert(step.name, step.file);
+        self
+    }
+
+    /// Starts runs by the clock; a name that was there before is replaced.
+    pub fn schedule(mut self, name: impl Into<String>, schedule: ScheduleFile) -> Self {
+        self.file.schedules.insert(name.into(), schedule);
         self
     }
 
@@ -292,6 +305,8 @@ steps:
     emits: [yes, late]
   later: { subscribes: [late], wait: { delay: 1h } }
   newyear: { subscribes: [yes], wait: { until: 2030-01-01T00:00:00Z } }
+schedules:
+  nightly: { cron: "0 2 * * *", zone: Europe/Berlin, input: { orderId: 7 } }
 "#;
         let backoff = BackoffFile {
             initial: Some(Span(ms(200))),
@@ -315,6 +330,12 @@ steps:
             .wait_match("level", 2)
             .wait_timeout(ms(172_800_000), OnTimeout::Emit("late".to_owned()))
             .emits(["yes", "late"]);
+        let nightly = ScheduleFile {
+            cron: Some("0 2 * * *".to_owned()),
+            zone: Some("Europe/Berlin".to_owned()),
+            input: Some(json!({ "orderId": 7 })),
+            ..ScheduleFile::default()
+        };
         let built = FlowBuilder::new("order")
             .description("Orders.")
             .input_schema(json!({ "type": "object" }))
@@ -325,6 +346,7 @@ steps:
             .step(approve)
             .step(StepBuilder::new("later").after_all(["late"]).wait_delay(ms(3_600_000)))
             .step(StepBuilder::new("newyear").after_all(["yes"]).wait_until("2030-01-01T00:00:00Z"))
+            .schedule("nightly", nightly)
             .build()
             .unwrap();
         let parsed = Flow::parse(text).unwrap();

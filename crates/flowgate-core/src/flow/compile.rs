@@ -63,6 +63,8 @@ impl Flow {
 /// they were written in and whichever way `serde_json` was built.
 fn sort_values(file: &mut FlowFile) {
     file.input.iter_mut().for_each(serde_json::Value::sort_all_objects);
+    let inputs = file.schedules.values_mut().filter_map(|schedule| schedule.input.as_mut());
+    inputs.for_each(serde_json::Value::sort_all_objects);
     for matches in file.steps.values_mut().filter_map(|step| step.wait.as_mut()?.matches.as_mut()) {
         matches.sort_keys();
         matches.values_mut().for_each(serde_json::Value::sort_all_objects);

@@ -185,6 +185,11 @@ fn belongs(path: &Path) -> Option<&'static str> {
         ["steps", _, "run", "http"] => {
             Some("write a request, such as `{url: \"http://127.0.0.1:9000/\"}`")
         }
+        ["schedules"] => {
+            Some("write the schedules by their names, such as `nightly: {cron: \"0 2 * * *\"}`")
+        }
+        ["schedules", _] => Some("write a schedule, such as `{cron: \"0 2 * * *\"}`"),
+        ["schedules", _, "tags"] => Some("write names and values, such as `{team: billing}`"),
         _ => None,
     }
 }

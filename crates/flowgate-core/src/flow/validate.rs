@@ -16,6 +16,7 @@ use crate::limits::{
 
 mod action;
 mod graph;
+mod schedules;
 mod times;
 
 impl Flow {
@@ -54,6 +55,7 @@ impl FlowFile {
             validate_step(&steps.key(name), name, step, &mut problems);
         }
         graph::validate(self, &mut problems);
+        schedules::validate(self, &mut problems);
         if problems.0.is_empty() {
             validate_size(self, &mut problems);
         }

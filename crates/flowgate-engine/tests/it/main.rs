@@ -11,6 +11,7 @@ mod process;
 mod reconciler;
 mod recorder;
 mod rolling;
+mod schedules;
 mod shared;
 mod telling;
 mod waits;
