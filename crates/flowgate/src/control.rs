@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::{Exit, Failure};
+use crate::steering::Steer;
 
 /// Bytes of a request: a payload and what goes with it.
 const REQUEST_BYTES_MAX: u64 = PAYLOAD_BYTES_MAX as u64 + (64 << 10);
@@ -55,6 +56,8 @@ pub(crate) enum Request {
     Retry { run_id: RunId, from: Option<String> },
     /// Change a schedule.
     Schedule { name: String, change: ScheduleChange },
+    /// Change something else that is not about one run.
+    Steer(Steer),
 }
 
 /// What can be asked of a schedule.
@@ -330,6 +333,7 @@ mod tests {
                 Request::Signal { .. } | Request::Cancel { .. } | Request::Retry { .. } => {
                     Err(Failure::not_found("run_not_found", "no such run").help("look again"))
                 }
+                Request::Steer(_) => Ok(Reply::Value(serde_json::json!({ "count": 7 }))),
                 Request::Schedule { name, .. } => Ok(Reply::Value(name.into())),
             }
         }
@@ -354,6 +358,9 @@ mod tests {
             let trigger = Request::Schedule { name: "s".into(), change: ScheduleChange::Trigger };
             let reply = send(&database, &trigger).await.unwrap().unwrap();
             assert_eq!(reply.value().unwrap(), "s");
+            let steer = Steer::SubscriberRetryDead { id: "p".to_owned(), run_id: None };
+            let reply = send(&database, &Request::Steer(steer)).await.unwrap().unwrap();
+            assert_eq!(reply.value().unwrap(), serde_json::json!({ "count": 7 }));
             let cancel = Request::Cancel { run_id, reason: None };
             let failure = send(&database, &cancel).await.unwrap_err();
             assert_eq!(failure.exit, Exit::NotFound);

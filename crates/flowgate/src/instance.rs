@@ -10,6 +10,7 @@ use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
+use flowgate_core::view::Brief;
 use flowgate_engine::{
     Applied, Engine, EngineConfig, EngineError, ProcessConfig, SchedulerConfig, StartRequest,
     Workers,
@@ -20,21 +21,27 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cmd::{App, schedules};
-use crate::config::Origin;
+use crate::config::{Origin, Role};
 use crate::control::{Reply, Request, RunReply, ScheduleChange, Serve, Socket};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
+use crate::steering;
 use crate::stores::{self, OwnStore};
+use crate::subscribers;
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
+/// The most of a worker's grace that is kept for what comes after its attempts.
+const GRACE_REST_MAX: Duration = Duration::from_secs(4);
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The queues that the settings name.
+    /// The queues that the settings name, and all that must be looked after.
     Everything,
+    /// The queues that the settings name, in this role, until it is told to stop.
+    As(Role),
     /// Nothing: it only writes down what it is asked.
     Nothing,
 }
@@ -55,24 +62,39 @@ impl Instance {
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
         let defaults = EngineConfig::new(instance_id);
+        let (shutdown_grace, kill_grace) = match work {
+            Work::As(_) => share_grace(app.config.shutdown_grace, defaults.process.kill_grace),
+            Work::Everything | Work::Nothing => {
+                (app.config.shutdown_grace, defaults.process.kill_grace)
+            }
+        };
         // Programs have a bound of their own, which yields to what the user says.
         let is_said = app.config.origin_of("concurrency") != &Origin::Default;
         let running_max =
             if is_said { app.config.concurrency } else { defaults.process.running_max };
         let config = EngineConfig {
-            process: ProcessConfig { running_max, ..defaults.process },
+            process: ProcessConfig { running_max, kill_grace, ..defaults.process },
+            role: match work {
+                Work::Everything => Some(Role::All.as_str().into()),
+                Work::As(role) => Some(role.as_str().into()),
+                Work::Nothing => None,
+            },
+            pool: app.config.pool.clone(),
+            degradation: app.config.degradation.clone(),
             queues: match work {
-                Work::Everything => app.config.queues.clone(),
+                Work::Everything | Work::As(_) => app.config.queues.clone(),
                 Work::Nothing => Queues::Only(Vec::new()),
             },
             slots: app.config.concurrency,
             lease: app.config.lease,
-            shutdown_grace: app.config.shutdown_grace,
+            shutdown_grace,
             retention: app.config.retention,
             retention_interval: sweep_interval(&app.config.retention),
             schedules: match work {
-                Work::Everything => Some(SchedulerConfig::with_lease(app.config.leader_lease)),
-                Work::Nothing => None,
+                Work::Everything | Work::As(Role::All | Role::CronWorker | Role::Auto) => {
+                    Some(SchedulerConfig::with_lease(app.config.leader_lease))
+                }
+                Work::As(Role::JobWorker) | Work::Nothing => None,
             },
             ..defaults
         };
@@ -83,8 +105,11 @@ impl Instance {
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
+        if work != Work::Nothing {
+            subscribers::subscribe(app, &instance.engine).await?;
+        }
         if let StoreUrl::Sqlite(path) = &app.config.store
-            && work == Work::Everything
+            && work != Work::Nothing
         {
             match Socket::bind(&stores::canonical(path)) {
                 Ok(socket) => {
@@ -99,6 +124,10 @@ impl Instance {
             }
         }
         Ok(instance)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -216,6 +245,14 @@ impl Instance {
     }
 }
 
+/// Of the time that a worker has to stop, how long attempts have to end, and programs to be killed.
+///
+/// The rest is for what comes after: handing back what did not end, and the last commits.
+fn share_grace(whole: Duration, kill_grace: Duration) -> (Duration, Duration) {
+    let rest = (whole / 4).min(GRACE_REST_MAX);
+    (whole.saturating_sub(rest), kill_grace.min(rest / 2))
+}
+
 /// How often finished runs are swept: what is kept for a short time must also go soon.
 fn sweep_interval(retention: &Retention) -> Duration {
     retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
@@ -246,6 +283,9 @@ impl Serve for Instance {
             }
             Request::Schedule { name, change } => {
                 self.change_schedule(&name, change).await.map(Reply::Value)
+            }
+            Request::Steer(steer) => {
+                steering::carry_out(self.store(), steer).await.map(Reply::Value)
             }
         }
     }
@@ -278,7 +318,7 @@ impl News {
 }
 
 /// Why the engine did not do it, for people.
-fn failure(error: EngineError) -> Failure {
+pub(crate) fn failure(error: EngineError) -> Failure {
     match error {
         EngineError::NoFlow(name) => {
             Failure::not_found("flow_not_found", format!("there is no flow `{name}`")).path(&*name)
@@ -290,6 +330,11 @@ fn failure(error: EngineError) -> Failure {
         EngineError::NoSchedule(name) => {
             Failure::not_found("schedule_not_found", format!("there is no schedule `{name}`"))
                 .path(&*name)
+        }
+        EngineError::NoSubscriber(ref id) => {
+            Failure::not_found("subscriber_not_found", error.to_string())
+                .help("see `flowgate subscribers list`")
+                .path(&**id)
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
         EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())
@@ -308,6 +353,11 @@ fn failure(error: EngineError) -> Failure {
                 Failure::new(Exit::Store, "store_failed", "the store failed").source(shared)
             }
         },
+        EngineError::Overloaded { ref cause, retry_after } => {
+            let message = format!("the instance is overloaded and takes no new runs: {cause}");
+            Failure::refused("overloaded", message)
+                .help(format!("try again in {}; what was accepted goes on", Brief(retry_after)))
+        }
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
             Failure::refused("engine_refused", error.to_string()).source(error)
         }

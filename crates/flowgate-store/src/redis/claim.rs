@@ -40,6 +40,14 @@ pub(super) fn write_queues(command: &mut Cmd, queues: &Queues) {
                 command.arg(name);
             }
         }
+        // Below -1: all but as many as it is below.
+        Queues::AllBut(names) => {
+            let count = isize::try_from(names.len()).expect("a list fits in memory");
+            command.arg(-1 - count);
+            for name in names {
+                command.arg(&**name);
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ fn every_verb_has_a_help_with_an_example() {
         &[],
         &["run"],
         &["dev"],
+        &["worker", "start"],
         &["flows"],
         &["flows", "show"],
         &["flows", "validate"],
