@@ -33,7 +33,7 @@ pub const CONTROL_KEY_BYTES_MAX: usize = 1_024;
 /// a reserved one.
 pub const PERMIT_PLACE_KEPT: Duration = Duration::from_hours(24);
 /// The kinds of record that there are. No other is written, so a copy of a store misses none.
-pub const RECORD_KINDS: [&str; 8] = [
+pub const RECORD_KINDS: [&str; 10] = [
     "checkpoint",
     "dead",
     "occurrence",
@@ -42,6 +42,8 @@ pub const RECORD_KINDS: [&str; 8] = [
     "singleton",
     "subscriber",
     "subscriber_dead",
+    "subscriber_member",
+    "subscriber_retry",
 ];
 /// How far a job of each step of priority is ahead of those without.
 pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);

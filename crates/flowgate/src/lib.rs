@@ -50,6 +50,7 @@ pub use flowgate_core::ids::{InstanceId, Revision, RunId};
 pub use flowgate_core::payload::{Payload, PayloadError};
 pub use flowgate_core::run::{Run, RunStatus, StepState};
 pub use flowgate_core::time::Timestamp;
+pub use flowgate_engine::subscriber;
 pub use flowgate_engine::{
     Applied, ConfigError, ContextError, Engine, EngineConfig, EngineError, FlowRef, HandlerError,
     StartRequest, Started, StepContext, Stop, Workers, instance_id,

@@ -51,6 +51,7 @@ scripts! {
     READ_FEED: "read_feed",
     READ_PERMITS: "permits" "read_permits",
     READ_RECORDS: "read_records",
+    READ_RUN: "read_run",
     REGISTER_FLOW: "register_flow",
     RELEASE_PERMITS: "permits" "release_permits",
     RELEASE_TERM: "release_term",
