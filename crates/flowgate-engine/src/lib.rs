@@ -16,6 +16,7 @@ mod clock;
 mod committer;
 mod config;
 mod context;
+mod dead;
 mod ends;
 mod error;
 mod executor;
@@ -46,6 +47,7 @@ pub use config::{
     SLOTS_MAX, instance_id,
 };
 pub use context::{ContextError, StepContext};
+pub use dead::{DeadFilter, DeadLetter, DeadReason, Fate, dead_letters, drop_dead_letter, fate_of};
 pub use error::{EngineError, FlowError};
 pub use executor::worker::{HandlerError, Workers};
 pub use follow::{FollowFrom, Follower};

@@ -16,10 +16,12 @@ mod bench;
 mod completions;
 mod config;
 mod crash_test;
+mod dead;
 mod dev;
 mod doctor;
 mod flows;
 mod instances;
+mod queues;
 mod run;
 mod runs;
 mod store;
@@ -95,6 +97,10 @@ enum Command {
     Runs(runs::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
+    /// Look at queues, pause and resume them, and limit them
+    Queues(queues::Args),
+    /// Look at failed runs that nobody has dealt with, try them again or drop them
+    Dead(dead::Args),
     /// List the instances that work on the store
     Instances(instances::Args),
     /// Look at subscribers, and say where they go on
@@ -154,6 +160,8 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
+        Command::Queues(args) => block_on(queues::run(app, args)),
+        Command::Dead(args) => block_on(dead::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
         Command::Subscribers(args) => block_on(subscribers::run(app, args)),
         Command::Doctor(args) => block_on(doctor::run(app, args)),
@@ -201,6 +209,8 @@ impl Global {
             Command::Flows(_)
             | Command::Runs(_)
             | Command::Why(_)
+            | Command::Queues(_)
+            | Command::Dead(_)
             | Command::Instances(_)
             | Command::Subscribers(_)
             | Command::Doctor(_)

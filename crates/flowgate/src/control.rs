@@ -19,6 +19,7 @@ use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
+use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -45,15 +46,36 @@ const CONNECTIONS_MAX: usize = 32;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
     /// Start a run.
-    Start { flow: String, input: Payload, key: Option<String>, tags: BTreeMap<String, String> },
+    Start { flow: String, input: Payload, options: StartOptions },
     /// Send a run a signal.
     Signal { run_id: RunId, signal: String, data: Payload },
     /// Stop a run for good.
     Cancel { run_id: RunId, reason: Option<String> },
     /// Try a finished run again.
     Retry { run_id: RunId, from: Option<String> },
+    /// Try a dead letter again.
+    RetryDead { run_id: RunId },
     /// Change something that is not about one run.
     Steer(Steer),
+}
+
+/// What a start may say besides its flow and its input.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StartOptions {
+    pub(crate) key: Option<String>,
+    pub(crate) tags: BTreeMap<String, String>,
+    pub(crate) singleton: Option<String>,
+    pub(crate) priority: Option<u8>,
+    pub(crate) due: Option<StartAt>,
+}
+
+/// When a start is due that is put off.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StartAt {
+    AfterMs(u64),
+    At(Timestamp),
 }
 
 /// What an owner answers when it has done what it was asked.
@@ -288,7 +310,10 @@ mod tests {
                     existed: false,
                 })),
                 Request::Steer(_) => Ok(Served::Steered(serde_json::json!({ "count": 7 }))),
-                Request::Signal { .. } | Request::Cancel { .. } | Request::Retry { .. } => {
+                Request::Signal { .. }
+                | Request::Cancel { .. }
+                | Request::Retry { .. }
+                | Request::RetryDead { .. } => {
                     Err(Failure::not_found("run_not_found", "no such run").help("look again"))
                 }
             }
@@ -296,7 +321,7 @@ mod tests {
     }
 
     fn start(input: Payload) -> Request {
-        Request::Start { flow: "order".into(), input, key: None, tags: BTreeMap::new() }
+        Request::Start { flow: "order".into(), input, options: StartOptions::default() }
     }
 
     async fn check(folder: &Path) {

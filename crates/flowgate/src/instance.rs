@@ -1,10 +1,10 @@
 //! This process as an instance on its store: the engine, and who may ask it for something.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::commit::Due;
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cmd::App;
 use crate::config::Origin;
-use crate::control::{Reply, Request, Serve, Served, Socket};
+use crate::control::{Reply, Request, Serve, Served, Socket, StartAt, StartOptions};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
@@ -134,12 +134,19 @@ impl Instance {
         &self,
         flow: &str,
         input: Payload,
-        key: Option<&str>,
-        tags: &BTreeMap<String, String>,
+        options: &StartOptions,
     ) -> Result<Reply, Failure> {
+        let StartOptions { key, tags, singleton, priority, due } = options;
         let request = StartRequest {
-            key: key.map(Into::into),
+            key: key.as_deref().map(Into::into),
             tags: tags.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            singleton: singleton.as_deref().map(Into::into),
+            priority: *priority,
+            due: match due {
+                None => Due::Now,
+                Some(StartAt::AfterMs(ms)) => Due::After(Duration::from_millis(*ms)),
+                Some(StartAt::At(at)) => Due::At(*at),
+            },
             ..StartRequest::new(input)
         };
         match self.engine.start_run(flow, request).await {
@@ -179,8 +186,8 @@ fn reply(run: &Run, existed: bool) -> Reply {
 impl Serve for Instance {
     async fn serve(&self, request: Request) -> Result<Served, Failure> {
         let reply = match request {
-            Request::Start { flow, input, key, tags } => {
-                self.start_run(&flow, input, key.as_deref(), &tags).await?
+            Request::Start { flow, input, options } => {
+                self.start_run(&flow, input, &options).await?
             }
             Request::Signal { run_id, signal, data } => {
                 let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
@@ -194,6 +201,11 @@ impl Serve for Instance {
                 let started = self.engine.retry(run_id, from.as_deref()).await.map_err(failure)?;
                 let run = lookup::run(self.store(), started.run_id).await?.row.run;
                 reply(&run, false)
+            }
+            Request::RetryDead { run_id } => {
+                let started = self.engine.retry_dead_letter(run_id).await.map_err(failure)?;
+                let run = lookup::run(self.store(), started.run_id).await?.row.run;
+                reply(&run, started.existing)
             }
             Request::Steer(steer) => {
                 return steering::carry_out(self.store(), steer).await.map(Served::Steered);
@@ -239,6 +251,9 @@ pub(crate) fn failure(error: EngineError) -> Failure {
             Failure::not_found("run_not_found", format!("there is no run {run_id}"))
                 .path(run_id.to_string())
         }
+        EngineError::NotDead(run_id) => Failure::refused("not_dead", error.to_string())
+            .help(format!("see `flowgate why {run_id}`"))
+            .path(run_id.to_string()),
         EngineError::NoSubscriber(ref id) => {
             Failure::not_found("subscriber_not_found", error.to_string())
                 .help("see `flowgate subscribers list`")

@@ -45,6 +45,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let standing =
         Standing { run, jobs: &jobs, events: &events, executor: &executor, limits: &limits };
     let reasons = view::why(&flow, &standing, now);
+    let fate = lookup::fate(&*store, run).await?;
     let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
     let remedy = |reason: &view::Reason| {
         let remedy = reason.remedy()?;
@@ -62,6 +63,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
             .collect();
         app.output.json(&json!({
             "run_id": run_id, "flow": run.flow, "status": run.status, "reasons": reasons,
+            "fate": fate,
         }))?;
         return Ok(Exit::Done);
     }
@@ -72,9 +74,13 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     ))?;
     for reason in &reasons {
         app.output.line(format_args!("  {reason}"))?;
-        if let Some(remedy) = remedy(reason) {
+        // What was tried again or dropped needs no other remedy.
+        if let Some(remedy) = remedy(reason).filter(|_| fate.is_none()) {
             app.output.line(format_args!("    {} {remedy}", Cell::dim("→")))?;
         }
+    }
+    if let Some(fate) = fate {
+        app.output.line(format_args!("  {fate}"))?;
     }
     Ok(Exit::Done)
 }
