@@ -184,6 +184,7 @@ struct Statements {
     log_rows: String,
     renew: String,
     next_due: String,
+    queues_but: String,
     feed_grown: String,
     append_lines: String,
     register: String,
@@ -214,6 +215,9 @@ impl Statements {
             log_rows: call("log_rows", 2),
             renew: call("renew_leases", 4),
             next_due: call("next_due", 3),
+            queues_but: format!(
+                "SELECT name FROM \"{schema}\".queues WHERE name <> ALL ($1) ORDER BY name"
+            ),
             feed_grown: format!(
                 "SELECT xid < pg_snapshot_xmin(pg_current_snapshot()) FROM \"{schema}\".log \
                  WHERE xid >= $1::xid8 AND (xid > $1::xid8 OR ordinal + count > $2 + 1) \

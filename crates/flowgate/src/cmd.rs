@@ -21,10 +21,12 @@ mod doctor;
 mod flows;
 mod instances;
 mod run;
-mod runs;
+pub(crate) mod runs;
+pub(crate) mod schedules;
 mod store;
 mod subscribers;
 mod why;
+mod worker;
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 wrong usage or invalid input, 3 store unreachable, \
@@ -89,10 +91,14 @@ enum Command {
     Run(run::Args),
     /// Serve the flows of a folder: run, watch and resume them
     Dev(dev::Args),
+    /// Execute runs in a process that stays
+    Worker(worker::Args),
     /// Look at flows: list, show, validate, graph, diff, schema
     Flows(flows::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
+    /// Look at schedules and their occurrences, add and steer them
+    Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
     /// List the instances that work on the store
@@ -151,8 +157,10 @@ fn dispatch(app: App, command: Command) -> Outcome {
     match command {
         Command::Run(args) => block_on(run::run(app, args)),
         Command::Dev(args) => block_on(dev::run(app, args)),
+        Command::Worker(args) => block_on(worker::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
+        Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
         Command::Subscribers(args) => block_on(subscribers::run(app, args)),
@@ -195,11 +203,21 @@ impl Global {
         };
         let flag = if self.quiet { "-q" } else { "-v" };
         values.extend(level.map(|level| ("log".to_owned(), level.to_owned(), flag)));
-        let concurrency = match command {
-            Command::Run(args) => args.concurrency,
-            Command::Dev(args) => args.concurrency,
+        let concurrency =
+            |n: Option<usize>| n.map(|n| ("concurrency", n.to_string(), "--concurrency"));
+        let own: Vec<_> = match command {
+            Command::Run(args) => concurrency(args.concurrency).into_iter().collect(),
+            Command::Dev(args) => {
+                let listen = args.listen.clone().map(|address| ("listen", address, "--listen"));
+                concurrency(args.concurrency).into_iter().chain(listen).collect()
+            }
+            Command::Worker(args) => {
+                let worker::Verb::Start(args) = &args.verb;
+                args.settings()
+            }
             Command::Flows(_)
             | Command::Runs(_)
+            | Command::Schedules(_)
             | Command::Why(_)
             | Command::Instances(_)
             | Command::Subscribers(_)
@@ -209,11 +227,9 @@ impl Global {
             | Command::CrashTest(_)
             | Command::CrashWorker(_)
             | Command::Config(_)
-            | Command::Completions(_) => None,
+            | Command::Completions(_) => Vec::new(),
         };
-        values.extend(
-            concurrency.map(|n| ("concurrency".to_owned(), n.to_string(), "--concurrency")),
-        );
+        values.extend(own.into_iter().map(|(key, value, flag)| (key.to_owned(), value, flag)));
         Flags { values, file: self.config.clone() }
     }
 }

@@ -30,12 +30,11 @@ impl PostgresStore {
     pub(super) async fn claim_due(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
         let doing = "claiming";
         let slots = claimant.slots.min(CLAIM_BATCH_MAX);
-        let queues = match &claimant.queues {
-            Queues::All => None,
-            Queues::Only(names) if names.is_empty() => return Ok(Vec::new()),
-            Queues::Only(names) => Some(sorted(names)),
-        };
         if slots == 0 {
+            return Ok(Vec::new());
+        }
+        let queues = self.named_queues(&claimant.queues).await?;
+        if queues.as_ref().is_some_and(Vec::is_empty) {
             return Ok(Vec::new());
         }
         let (floor_due, floor_check) = (self.floor_due.next(), self.floor_check.next());
@@ -60,6 +59,26 @@ impl PostgresStore {
         let claimed = self.read_claim(&row, claimant, (floor_due, floor_check));
         let claimed = claimed.map_err(|fault| fault.into_error(doing))?;
         if claimed.is_empty() { Ok(claimed) } else { self.with_inputs(doing, claimed).await }
+    }
+
+    /// The names of a choice of queues, each once; none for all.
+    ///
+    /// Leaving some out costs a look at the names that there are: that is only paid for while a
+    /// queue is paused.
+    pub(super) async fn named_queues(
+        &self,
+        queues: &Queues,
+    ) -> Result<Option<Vec<String>>, StoreError> {
+        let left_out = match queues {
+            Queues::All => return Ok(None),
+            Queues::Only(names) => return Ok(Some(sorted(names))),
+            Queues::AllBut(names) => sorted(names),
+        };
+        let doing = "reading the names of queues";
+        let params = [(&left_out as _, Type::TEXT_ARRAY)];
+        let rows = self.pool.call(doing, &self.sql.queues_but, &params).await?;
+        let names = rows.iter().map(|row| column(row, 0)).collect::<Result<Vec<String>, Fault>>();
+        names.map(Some).map_err(|fault| fault.into_error(doing))
     }
 
     fn read_claim(
@@ -230,8 +249,8 @@ fn read_log_row(row: &Row) -> Result<(Uuid, u64, Vec<Event>), Fault> {
 }
 
 /// Names of queues, each once.
-pub(super) fn sorted(names: &[Arc<str>]) -> Vec<&str> {
-    let mut names: Vec<&str> = names.iter().map(|name| &**name).collect();
+fn sorted(names: &[Arc<str>]) -> Vec<String> {
+    let mut names: Vec<String> = names.iter().map(ToString::to_string).collect();
     names.sort_unstable();
     names.dedup();
     names

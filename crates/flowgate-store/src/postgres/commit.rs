@@ -20,7 +20,7 @@ use super::rows::{
 };
 use crate::changes::{NetChange, net_changes};
 use crate::open::check_shape;
-use crate::{Claimant, CommitOutcome, Queues, Refusal, StoreError};
+use crate::{Claimant, CommitOutcome, Refusal, StoreError};
 
 /// Bytes of JSON that one statement carries, but for a single commit that has more.
 const CALL_BYTES_MAX: usize = 16 << 20;
@@ -105,10 +105,10 @@ impl PostgresStore {
         slots: usize,
     ) -> Result<Row, StoreError> {
         let instance = claimant.map(|claimant| &*claimant.instance.0);
-        let queues: Option<Vec<&str>> = claimant.and_then(|claimant| match &claimant.queues {
-            Queues::All => None,
-            Queues::Only(names) => Some(names.iter().map(|name| &**name).collect()),
-        });
+        let queues = match claimant {
+            Some(claimant) => self.named_queues(&claimant.queues).await?,
+            None => None,
+        };
         let lease_ms = claimant.map_or(0, |claimant| to_ms(claimant.lease));
         let slots = to_int4(slots);
         self.pool

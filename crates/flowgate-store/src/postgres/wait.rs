@@ -6,7 +6,6 @@ use flowgate_core::ids::Position;
 use tokio_postgres::types::Type;
 
 use super::PostgresStore;
-use super::claim::sorted;
 use super::fault::Fault;
 use super::rows::{column, to_integer, to_number};
 use crate::{Queues, StoreError};
@@ -55,10 +54,7 @@ impl PostgresStore {
     /// How long until a claim may be worth it.
     async fn until_due(&self, queues: &Queues) -> Result<Duration, StoreError> {
         let doing = "waiting for a job";
-        let queues = match queues {
-            Queues::All => None,
-            Queues::Only(names) => Some(sorted(names)),
-        };
+        let queues = self.named_queues(queues).await?;
         let (floor_due, floor_check) = (self.floor_due.next(), self.floor_check.next());
         let params = [
             (&queues as _, Type::TEXT_ARRAY),

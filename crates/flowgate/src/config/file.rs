@@ -66,7 +66,7 @@ fn flatten(
         }
         if let DeValue::Table(inner) = value.get_ref()
             && prefix.is_empty()
-            && matches!(key.as_str(), "retention" | "store")
+            && matches!(key.as_str(), "degradation" | "leader" | "retention" | "store")
         {
             flatten(reading, &format!("{key}."), inner, settings)?;
             continue;
@@ -91,7 +91,7 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
             let number = number.as_str();
             Err(wrong().help(format!("write it in quotes and with a unit, such as \"{number}s\"")))
         }
-        DeValue::Array(list) if key == "queues" => {
+        DeValue::Array(list) if key == "queues" || key.starts_with("degradation.") => {
             let names: Option<Vec<&str>> =
                 list.iter().map(|name| name.get_ref().as_str()).collect();
             names

@@ -14,3 +14,4 @@ mod run;
 mod runs;
 mod sandbox;
 mod shared;
+mod worker;
