@@ -22,6 +22,7 @@ use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::StoreError;
+use crate::session::SessionLock;
 
 /// The most ended terms of a name that are kept.
 pub const TERMS_KEPT_MAX: usize = 1_000;
@@ -151,6 +152,22 @@ pub trait Control: Send + Sync {
     /// Returns when somebody may have told of `topic`, and after `wait_max` at the latest.
     async fn wait_told(&self, topic: &str, wait_max: Duration) -> Result<(), StoreError> {
         missing()
+    }
+
+    /// Locks `name` for as long as a session of the store's server lasts, where it has sessions.
+    ///
+    /// Such a lock is no guard, since it may be lost without a word: what must not happen twice is
+    /// written under a term. It ends when its holder does, without waiting for a term to expire.
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        check_key(name);
+        Ok(SessionLock::Unneeded)
+    }
+
+    /// Ends the session that has locked `name`, for whoever has taken over its term: a process
+    /// that does not move keeps its sessions. Whether there was one.
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        check_key(name);
+        Ok(false)
     }
 }
 

@@ -52,6 +52,7 @@ mod open;
 mod permits;
 pub mod postgres;
 pub mod redis;
+pub mod session;
 pub mod sqlite;
 mod told;
 pub mod url;
@@ -66,6 +67,7 @@ pub use instrumented::Instrumented;
 pub use memory::MemoryStore;
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use redis::{RedisOptions, RedisStore, RedisUrlError};
+pub use session::{HeldSession, SessionLock};
 pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
 pub use url::{StoreUrl, open_shared};
 

@@ -66,12 +66,11 @@ impl PostgresStore {
             [(&events_ms as _, Type::INT8), (&runs_ms as _, Type::INT8), (&batch as _, Type::INT4)];
         let within = self.options.call_timeout * super::LONG_FACTOR;
         let rows = self.pool.call_within(within, "sweeping", &self.sql.sweep, &params).await?;
-        let read = || -> Result<(i64, i64), Fault> {
-            rows.first().map_or(Ok((0, 0)), |row| Ok((column(row, 0)?, column(row, 1)?)))
-        };
-        let (logs, runs) = read().map_err(|fault| fault.into_error("sweeping"))?;
-        let (logs, runs) = (to_number(logs), to_number(runs));
-        Ok(Swept { logs, runs, records: 0, more: logs + runs >= retention.batch as u64 })
+        let count = |at| rows.first().map_or(Ok(0), |row| column(row, at).map(to_number));
+        let read = || -> Result<_, Fault> { Ok((count(0)?, count(1)?, count(2)?)) };
+        let (logs, runs, records) = read().map_err(|fault| fault.into_error("sweeping"))?;
+        let more = logs + runs + records >= retention.batch as u64;
+        Ok(Swept { logs, runs, records, more })
     }
 
     pub(super) async fn note_beat(&self, beat: &Beat) -> Result<(), StoreError> {
