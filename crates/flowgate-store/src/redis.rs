@@ -18,7 +18,8 @@
 //!                           first of these leases ends
 //!             runs, open, failed, cancelled, flow:NAME, tag:…    runs by their start
 //!             ended, swept  runs by their end, with and without events
-//! PREFIX:{p0}:flows, revisions:FLOW, active, instances; terms and records, see `control.rs`
+//! PREFIX:{p0}:flows, revisions:FLOW, active, instances
+//! PREFIX:{pN}:terms…, record…, permits…    see `control.rs`
 //! ```
 //!
 //! What each failure does:
@@ -71,6 +72,8 @@ mod link;
 mod list;
 mod options;
 mod partition;
+mod permits;
+mod queues;
 mod range;
 mod read;
 mod records;
@@ -225,6 +228,13 @@ impl RedisStore {
                 link
             }
         }
+    }
+
+    /// The connection of `renew` if the caller is where it is driven, else that of all others.
+    fn link_here(&self) -> Option<Arc<Link>> {
+        let runtime = tokio::runtime::Handle::current().id();
+        let renewing = self.renewing.lock();
+        renewing.as_ref().filter(|(of, _)| *of == runtime).map(|(_, link)| Arc::clone(link))
     }
 
     async fn renew_in(

@@ -109,7 +109,12 @@ impl RedisStore {
             swept.more |= reply.number::<u8>()? == 1;
             left = left.saturating_sub(logs + runs);
         }
+        if left > 0 {
+            swept.records = self.sweep_records(left).await?;
+            left = left.saturating_sub(swept.records);
+        }
         swept.more |= left == 0;
+        self.forget_permits().await?;
         Ok(swept)
     }
 

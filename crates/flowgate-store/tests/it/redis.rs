@@ -2,6 +2,7 @@
 
 mod control;
 mod faults;
+mod permits;
 mod servers;
 
 use std::sync::Arc;
