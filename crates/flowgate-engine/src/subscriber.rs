@@ -43,7 +43,6 @@ use async_trait::async_trait;
 use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
-use flowgate_store::StoreError;
 use flowgate_store::control::{RecordWrite, RecordsOutcome, TermRef};
 use serde::Serialize;
 
@@ -96,21 +95,22 @@ pub trait Subscriber: Send + 'static {
         Ok(None)
     }
 
-    /// Writes the checkpoint itself, in the transaction of its effects. None if it has none: then
-    /// the checkpoint is written after it.
-    ///
-    /// Whoever does is asked after each event.
-    async fn commit(
-        &mut self,
-        _writes: &[RecordWrite],
-        _under: Option<&TermRef>,
-    ) -> Option<Result<RecordsOutcome, StoreError>> {
-        None
-    }
-
-    /// Whether it commits each event by itself, see [`Subscriber::commit`].
+    /// Whether the checkpoint is written in the transaction of its effects, after each event: then
+    /// [`Subscriber::handle_and_commit`] is asked instead of [`Subscriber::handle`].
     fn is_transactional(&self) -> bool {
         false
+    }
+
+    /// Handles one event, and writes `writes` under `under` in the same transaction: both are there
+    /// or neither is. An error after which nobody knows is harmless: the next attempt finds out.
+    async fn handle_and_commit(
+        &mut self,
+        _delivery: &Delivery,
+        _context: &SubscriberContext,
+        _writes: &[RecordWrite],
+        _under: Option<&TermRef>,
+    ) -> Result<RecordsOutcome, HandlerError> {
+        Err(HandlerError::fatal("it says that it is transactional, and cannot commit"))
     }
 }
 

@@ -153,7 +153,7 @@ async fn agree_once(
                 return Err(EngineError::Invalid(message));
             }
             if before == wanted {
-                return Ok(admin::clear_failures(store, id, partitions).await?);
+                return admin::clear_failures(store, id, partitions).await;
             }
             Expect::Version(record.version)
         }
@@ -161,7 +161,7 @@ async fn agree_once(
     let write = stored::write(SUBSCRIBER, Arc::clone(id), expect, &wanted)
         .expect("the record of a subscriber is small");
     match store.write_records(vec![write], None).await? {
-        RecordsOutcome::Written(_) => Ok(admin::clear_failures(store, id, partitions).await?),
+        RecordsOutcome::Written(_) => admin::clear_failures(store, id, partitions).await,
         // Somebody else wrote it.
         RecordsOutcome::Changed(_) | RecordsOutcome::TermLost | RecordsOutcome::TooLarge(_) => {
             Err(EngineError::Contended)

@@ -28,6 +28,16 @@ pub enum InstanceMode {
     Coordinated,
 }
 
+impl InstanceMode {
+    /// As it is written in settings and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SingleInstance => "single_instance",
+            Self::Coordinated => "coordinated",
+        }
+    }
+}
+
 /// What becomes of an event that could not be handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,24 +1,26 @@
 //! One partition while it is active here: events in, checkpoints out.
 
+mod checkpoint;
+mod dead;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::Position;
-use flowgate_core::payload::Payload;
 use flowgate_core::retry::NextAttempt;
 use flowgate_store::StoreError;
-use flowgate_store::control::{Expect, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef};
+use flowgate_store::control::{Record, RecordWrite, TermRef};
 use futures_util::FutureExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::handle::{Shared, feed_ends, lag};
 use super::manager::Make;
-use super::options::{CheckpointEvery, InstanceMode, OnFailure, StartFrom};
+use super::options::{CheckpointEvery, OnFailure, StartFrom};
 use super::share::partition_of;
-use super::stored::{self, CHECKPOINT, CheckpointRecord, DEAD, DeadRecord, FailedRecord, RETRY};
+use super::stored::{self, CHECKPOINT, CheckpointRecord};
 use super::terms::HeldTerm;
 use super::{Delivery, Subscriber};
 use crate::backoff::{Backoff, jittered};
@@ -32,8 +34,6 @@ use crate::supervisor::WeakEngine;
 /// How often a partition looks whether somebody has set its checkpoint or wants dead letters tried
 /// again, where it is not told.
 const LOOK_MAX: Duration = Duration::from_secs(5);
-/// Dead letters that are tried again in one go.
-const RETRIES_MAX: usize = 100;
 
 /// What a subscriber is given besides the event.
 #[derive(Clone, Debug)]
@@ -111,7 +111,12 @@ struct Work {
 /// What became of an event.
 enum Delivered {
     Handled,
-    Failed { error: String, attempts: u32 },
+    /// And the checkpoint is past it.
+    Committed,
+    Failed {
+        error: String,
+        attempts: u32,
+    },
     Stopped,
 }
 
@@ -161,6 +166,12 @@ impl Partition {
             instance: Arc::clone(&self.instance),
             held: self.held.clone(),
         }
+    }
+
+    /// A process that was paused learns here that it may be too late, before it does anything.
+    fn check_trust(&self) -> Result<(), Break> {
+        let is_trusted = self.held.as_ref().is_none_or(|held| held.is_trusted());
+        if is_trusted { Ok(()) } else { Err(Ended::Lost.into()) }
     }
 
     /// The answer of a store that may not answer at once.
@@ -237,6 +248,7 @@ impl Partition {
         let state = work.at.state.clone();
         let mut attempts = 0;
         loop {
+            self.check_trust()?;
             attempts += 1;
             let error = match guarded(work.subscriber.restore(state.as_ref())).await {
                 Ok(()) => return Ok(()),
@@ -306,13 +318,11 @@ impl Partition {
 
     /// An event that cannot be read is never skipped: the subscriber stands still before it.
     async fn unreadable(&self, work: &mut Work, error: &EngineError) -> Break {
-        match error {
-            EngineError::Closed => Ended::Stopped.into(),
-            error => {
-                let error = format!("the next event cannot be read: {}", with_causes(error));
-                self.fail(work, None, &error, 1).await
-            }
+        if matches!(error, EngineError::Closed) {
+            return Ended::Stopped.into();
         }
+        let error = format!("the next event cannot be read: {}", with_causes(error));
+        self.fail(work, None, &error, 1).await
     }
 
     fn checkpoint_due(&self, work: &Work) -> Option<Instant> {
@@ -332,11 +342,19 @@ impl Partition {
         follower: &Follower,
         event: StoredEvent,
     ) -> Result<(), Break> {
-        let Shared { id, options, .. } = &*self.shared;
+        let options = &self.shared.options;
         if partition_of(event.run_id, options.partitions) == self.number {
             let delivery = self.delivery(event);
-            match self.deliver(work, delivery.clone()).await? {
+            let mut next = work.at.clone();
+            next.positions.clear();
+            next.positions.extend_from_slice(follower.positions());
+            next.handled += 1;
+            match self.deliver(work, delivery.clone(), (next, Vec::new())).await? {
                 Delivered::Handled => {}
+                Delivered::Committed => {
+                    self.count_handled();
+                    return Ok(());
+                }
                 Delivered::Stopped => {
                     self.flush(work).await?;
                     return Err(Ended::Stopped.into());
@@ -353,19 +371,23 @@ impl Partition {
             }
             work.pending += 1;
             work.at.handled += 1;
-            let subscriber = id.to_string();
-            metrics::counter!("flowgate_subscriber_events_total", "subscriber" => subscriber)
-                .increment(1);
+            self.count_handled();
         }
         work.pass(follower);
         let is_full = match options.checkpoint {
             CheckpointEvery::Event => work.pending > 0,
             CheckpointEvery::Batch { events_max, .. } => work.pending >= events_max,
         };
-        if is_full || (work.pending > 0 && work.subscriber.is_transactional()) {
+        if is_full {
             self.flush(work).await?;
         }
         Ok(())
+    }
+
+    fn count_handled(&self) {
+        let subscriber = self.shared.id.to_string();
+        metrics::counter!("flowgate_subscriber_events_total", "subscriber" => subscriber)
+            .increment(1);
     }
 
     fn delivery(&self, event: StoredEvent) -> Delivery {
@@ -377,21 +399,27 @@ impl Partition {
         }
     }
 
-    /// Hands an event over, again and again as long as that may help.
-    async fn deliver(&self, work: &mut Work, mut delivery: Delivery) -> Result<Delivered, Break> {
-        let context = self.context();
+    /// Hands an event over, again and again as long as that may help. `next` is the checkpoint that
+    /// is past it and what is written with that, for those who write it themselves.
+    async fn deliver(
+        &self,
+        work: &mut Work,
+        mut delivery: Delivery,
+        next: (CheckpointRecord, Vec<RecordWrite>),
+    ) -> Result<Delivered, Break> {
         let timeout = self.shared.options.timeout;
+        let before = work.at.clone();
         loop {
-            if !context.is_active() {
-                return Err(Ended::Lost.into());
-            }
+            self.check_trust()?;
             delivery.attempt += 1;
-            let handled = guarded(work.subscriber.handle(&delivery, &context));
-            let error = match tokio::time::timeout(timeout, handled).await {
-                Ok(Ok(())) => return Ok(Delivered::Handled),
+            let attempt = self.attempt(work, &delivery, &next);
+            let error = match tokio::time::timeout(timeout, attempt).await {
+                Ok(Ok(delivered)) => return delivered,
                 Ok(Err(error)) => error,
                 Err(_) => HandlerError::retryable(format!("not handled within {timeout:?}")),
             };
+            // Whatever was begun, the checkpoint is before the event.
+            work.at = before.clone();
             match self.another(delivery.attempt, &error).await {
                 Ok(true) => {}
                 Ok(false) => {
@@ -404,160 +432,27 @@ impl Partition {
         }
     }
 
-    /// Puts an event aside, in the write that moves the checkpoint past it.
-    async fn bury(
+    async fn attempt(
         &self,
         work: &mut Work,
-        event: &StoredEvent,
-        error: &str,
-        attempts: u32,
-    ) -> Result<(), Break> {
-        let Shared { id, .. } = &*self.shared;
-        let dead = DeadRecord::of(event, error, attempts);
-        let key = stored::dead_key(id, event.run_id, event.seq);
-        let write = stored::write(DEAD, key, Expect::Anything, &dead)
-            .expect("a dead letter is within the limits of a record");
-        work.at.handled += 1;
-        self.write(work, vec![write]).await?;
-        let (run_id, seq, subscriber) = (event.run_id, event.seq, id.to_string());
-        tracing::warn!(subscriber = %id, %run_id, seq, error, "put aside; see `flowgate subscribers`");
-        metrics::counter!("flowgate_subscriber_dead_total", "subscriber" => subscriber)
-            .increment(1);
-        Ok(())
-    }
-
-    /// Stands still, for all to see.
-    async fn fail(
-        &self,
-        work: &mut Work,
-        event: Option<&StoredEvent>,
-        error: &str,
-        attempts: u32,
-    ) -> Break {
-        let failed = FailedRecord {
-            run: event.map(|event| event.run_id),
-            seq: event.map(|event| event.seq),
-            error: stored::fit(error),
-            attempts,
-            instance: self.instance.config.instance.clone(),
+        delivery: &Delivery,
+        (next, extra): &(CheckpointRecord, Vec<RecordWrite>),
+    ) -> Result<Result<Delivered, Break>, HandlerError> {
+        let context = self.context();
+        if !work.subscriber.is_transactional() {
+            guarded(work.subscriber.handle(delivery, &context)).await?;
+            return Ok(Ok(Delivered::Handled));
+        }
+        work.at = next.clone();
+        let writes = match self.writes(work, extra.clone()) {
+            Ok(writes) => writes,
+            Err(cause) => return Ok(Err(cause)),
         };
-        let reason = Arc::clone(&failed.error);
-        work.at.failed = Some(failed);
-        match self.write(work, Vec::new()).await {
-            Ok(()) => Ended::Failed(reason).into(),
-            Err(cause) => cause,
-        }
-    }
-
-    async fn flush(&self, work: &mut Work) -> Result<(), Break> {
-        if work.dirty_since.is_none() {
-            return Ok(());
-        }
-        self.write(work, Vec::new()).await
-    }
-
-    /// Writes the checkpoint, with whatever must be written together with it.
-    async fn write(&self, work: &mut Work, extra: Vec<RecordWrite>) -> Result<(), Break> {
-        let forward = work.written.iter().zip(&work.at.positions).all(|(old, new)| old <= new);
-        assert!(forward, "a checkpoint never goes back");
-        // One that could not begin has no state to ask for; the one it could not use is kept.
-        if work.at.failed.is_none() || work.dirty_since.is_some() {
-            work.at.state = self.state(work).await?;
-        }
-        work.at.writer = Arc::clone(&self.writer);
-        let expect = work.version.map_or(Expect::Absent, Expect::Version);
-        let write = match stored::write(CHECKPOINT, self.key(), expect, &work.at) {
-            Ok(write) => write,
-            Err(error) => {
-                let reason = stored::fit(&format!(
-                    "its state cannot be kept with the checkpoint: {}",
-                    with_causes(&error)
-                ));
-                return Err(Ended::Refused { reason, resets: work.at.resets }.into());
-            }
-        };
-        let value = write.value.clone();
-        let writes: Vec<RecordWrite> = std::iter::once(write).chain(extra).collect();
-        let outcome = match work.subscriber.commit(&writes, self.term()).await {
-            // Whether it was written is in the store; if not, the event comes again.
-            Some(Err(_)) => return Err(Break::Reload),
-            Some(Ok(outcome)) => outcome,
-            None => {
-                let call = || self.instance.store.write_records(writes.clone(), self.term());
-                self.patiently(call).await?
-            }
-        };
-        match outcome {
-            RecordsOutcome::Written(versions) => {
-                work.version = versions.first().copied();
-                work.settle();
-                self.shared.progress.send_modify(|count| *count = count.wrapping_add(1));
-                Ok(())
-            }
-            RecordsOutcome::TermLost => {
-                self.refused();
-                Err(Ended::Lost.into())
-            }
-            RecordsOutcome::Changed(_) => self.changed(work, value.as_ref()).await,
-            RecordsOutcome::TooLarge(_) => {
-                let reason = "its state is too large to be kept with the checkpoint".into();
-                Err(Ended::Refused { reason, resets: work.at.resets }.into())
-            }
-        }
-    }
-
-    /// Looks who changed the checkpoint.
-    async fn changed(&self, work: &mut Work, ours: Option<&Payload>) -> Result<(), Break> {
-        let found = self.record().await?;
-        let Some(record) = found else { return Err(Break::Reload) };
-        // The reply to an earlier try was lost. A store may write JSON in its own way.
-        let same = |ours: &Payload| ours == &record.value || ours.value() == record.value.value();
-        if ours.is_some_and(same) {
-            work.version = Some(record.version);
-            work.settle();
-            return Ok(());
-        }
-        let now: CheckpointRecord =
-            stored::read(CHECKPOINT, &record).map_err(|error| self.broken(&error))?;
-        if now.resets != work.at.resets {
-            return Err(Break::Reload);
-        }
-        self.refused();
-        match self.shared.options.mode {
-            InstanceMode::Coordinated => Err(Ended::Lost.into()),
-            InstanceMode::SingleInstance => {
-                let reason = "another subscriber with its id writes the checkpoint: give them \
-                              different ids, or use the mode `coordinated`";
-                let resets = now.resets;
-                Err(Ended::Refused { reason: reason.into(), resets }.into())
-            }
-        }
-    }
-
-    fn refused(&self) {
-        let subscriber = self.shared.id.to_string();
-        tracing::warn!(%subscriber, partition = self.number, "a late checkpoint was refused");
-        metrics::counter!(
-            "flowgate_subscriber_checkpoints_refused_total", "subscriber" => subscriber
-        )
-        .increment(1);
-    }
-
-    /// The state of the subscriber, with what it did made durable.
-    async fn state(&self, work: &mut Work) -> Result<Option<Payload>, Break> {
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let error = match guarded(work.subscriber.checkpoint()).await {
-                Ok(state) => return Ok(state),
-                Err(error) => error,
-            };
-            if !self.another(attempts, &error).await? {
-                let reason = format!("its state cannot be kept: {}", error.message());
-                let (reason, resets) = (stored::fit(&reason), work.at.resets);
-                return Err(Ended::Refused { reason, resets }.into());
-            }
-        }
+        let subscriber = &mut work.subscriber;
+        let handled = subscriber.handle_and_commit(delivery, &context, &writes, self.term());
+        let outcome = guarded(handled).await?;
+        let settled = self.settled(work, outcome, writes[0].value.as_ref()).await;
+        Ok(settled.map(|()| Delivered::Committed))
     }
 
     /// Looks whether somebody has set the checkpoint, or wants dead letters tried again.
@@ -576,59 +471,6 @@ impl Partition {
         let labels =
             [("subscriber", self.shared.id.to_string()), ("partition", self.number.to_string())];
         metrics::gauge!("flowgate_subscriber_lag_seconds", &labels).set(seconds);
-    }
-
-    async fn retry_dead(&self, work: &mut Work) -> Result<(), Break> {
-        let query = RecordQuery {
-            kind: RETRY,
-            prefix: format!("{}/{}/", self.shared.id, self.number).into(),
-            after: None,
-            is_descending: false,
-            limit: RETRIES_MAX,
-        };
-        let asked = self.patiently(|| self.instance.store.list_records(&query)).await?;
-        for record in asked {
-            self.retry(work, &record).await?;
-        }
-        Ok(())
-    }
-
-    /// Tries a dead letter again. It is behind the checkpoint, so it comes out of its order.
-    async fn retry(&self, work: &mut Work, record: &Record) -> Result<(), Break> {
-        let mut dead: DeadRecord =
-            stored::read(RETRY, record).map_err(|error| self.broken(&error))?;
-        let event = match dead.stored() {
-            Some(event) => Some(event),
-            None => {
-                let call = || self.instance.store.read_events(dead.run, dead.seq - 1, 1);
-                self.patiently(call).await?.into_iter().next().filter(|event| event.seq == dead.seq)
-            }
-        };
-        let delivered = match event {
-            None => Delivered::Failed {
-                error: "its event is no longer kept (retention)".to_owned(),
-                attempts: 0,
-            },
-            Some(event) => self.deliver(work, self.delivery(event)).await?,
-        };
-        let expect = Expect::Version(record.version);
-        let mut writes = vec![stored::removal(RETRY, Arc::clone(&record.key), expect)];
-        match delivered {
-            Delivered::Stopped => {
-                self.flush(work).await?;
-                return Err(Ended::Stopped.into());
-            }
-            Delivered::Handled => {}
-            Delivered::Failed { error, attempts } => {
-                dead.error = stored::fit(&error);
-                dead.attempts += attempts;
-                let key = stored::dead_key(&self.shared.id, dead.run, dead.seq);
-                let write = stored::write(DEAD, key, Expect::Anything, &dead);
-                writes.push(write.expect("a dead letter is within the limits of a record"));
-            }
-        }
-        work.dirty_since.get_or_insert_with(clock::now);
-        self.write(work, writes).await
     }
 }
 

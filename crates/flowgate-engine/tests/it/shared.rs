@@ -52,7 +52,7 @@ impl Place {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the services tell the tests where they are")]
-fn variable(name: &str) -> String {
+pub(crate) fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!("{name} is not set: run `cargo xtask services with cargo nextest run`")
     })

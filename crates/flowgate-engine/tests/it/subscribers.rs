@@ -102,7 +102,7 @@ impl Subscriber for Keeper {
 }
 
 /// Counts events by type, and the runs.
-fn tally() -> Projection<BTreeMap<String, u64>> {
+pub(crate) fn tally() -> Projection<BTreeMap<String, u64>> {
     Projection::new(|counts: &mut BTreeMap<String, u64>, stored: &StoredEvent| {
         *counts.entry(stored.event.kind().to_owned()).or_default() += 1;
         *counts.entry(stored.run_id.to_string()).or_default() += stored.seq;

@@ -112,7 +112,7 @@ async fn list(app: &App) -> Outcome {
         table.row(vec![
             Cell::bold(&info.id),
             Cell::plain(&info.kind),
-            Cell::plain(mode(info.mode)),
+            Cell::plain(info.mode.as_str()),
             Cell::plain(state(info)),
             Cell::plain(active(info)),
             Cell::plain(behind(info)),
@@ -145,7 +145,7 @@ async fn show(app: &App, id: &str) -> Outcome {
     app.output.line(format_args!(
         "{id}: {}, {}, {}, {on_failure}; {}; behind {}",
         info.kind,
-        mode(info.mode),
+        info.mode.as_str(),
         state(&info),
         if info.members.is_empty() { "nobody wants it".to_owned() } else { members(&info) },
         behind(&info),
@@ -243,7 +243,7 @@ fn value(info: &SubscriberInfo) -> Value {
     json!({
         "subscriber": info.id,
         "kind": info.kind,
-        "mode": mode(info.mode),
+        "mode": info.mode.as_str(),
         "on_failure": on_failure(info.on_failure),
         "state": state(info),
         "caught_up": info.lag.is_caught_up,
@@ -266,14 +266,6 @@ fn dead_value(letter: &DeadLetter) -> Value {
     })
 }
 
-fn mode(mode: InstanceMode) -> &'static str {
-    match mode {
-        InstanceMode::SingleInstance => "single_instance",
-        InstanceMode::Coordinated => "coordinated",
-        _ => "unknown",
-    }
-}
-
 fn on_failure(on_failure: OnFailure) -> &'static str {
     match on_failure {
         OnFailure::DeadLetter => "dead_letter",
@@ -286,10 +278,12 @@ fn state(info: &SubscriberInfo) -> &'static str {
     if info.partitions.iter().any(|partition| partition.failed.is_some()) {
         return "failed";
     }
-    match info.mode {
-        InstanceMode::Coordinated if info.partitions.iter().all(|p| p.term.is_none()) => "inactive",
-        InstanceMode::Coordinated => "active",
-        _ => "unwatched",
+    if info.mode != InstanceMode::Coordinated {
+        "unwatched"
+    } else if info.partitions.iter().any(|partition| partition.term.is_some()) {
+        "active"
+    } else {
+        "inactive"
     }
 }
 

@@ -34,10 +34,7 @@ pub(crate) enum Target {
 impl Sink {
     /// What it is, as anybody may see it.
     pub(crate) fn shown(&self) -> String {
-        let mode = match self.options.mode {
-            InstanceMode::Coordinated => "coordinated",
-            _ => "single_instance",
-        };
+        let mode = self.options.mode.as_str();
         match &self.target {
             Target::Http { url, .. } => format!("http {} ({mode})", masked(url)),
             Target::File(path) => format!("file {} ({mode})", path.display()),
