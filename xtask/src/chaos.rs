@@ -18,6 +18,8 @@ const SHORT_FORMS: &[(&str, &[&str])] = &[
     ("scenario", &["fourth-instance", "--store", "postgres"]),
     ("scenario", &["rolling-restart", "--store", "redis"]),
     ("scenario", &["outage", "--store", "postgres", "--seconds", "8"]),
+    ("scenario", &["leader", "--store", "redis", "--faults", "4", "--seconds", "15"]),
+    ("scenario", &["leader", "--store", "postgres", "--faults", "4", "--seconds", "15"]),
 ];
 
 #[derive(Debug, Args)]

@@ -28,6 +28,7 @@ pub(crate) struct Setup {
     pub(crate) url: String,
     pub(crate) sink: u16,
     pub(crate) lease: Duration,
+    pub(crate) leader_lease: Duration,
     pub(crate) slots: usize,
     pub(crate) plant: Option<Bug>,
     pub(crate) folder: PathBuf,
@@ -70,6 +71,7 @@ impl Instance {
             .args(["instance", "--store", url])
             .args(["--sink", &setup.sink.to_string()])
             .args(["--lease-ms", &setup.lease.as_millis().to_string()])
+            .args(["--leader-lease-ms", &setup.leader_lease.as_millis().to_string()])
             .args(["--slots", &setup.slots.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -236,6 +238,7 @@ pub(crate) struct Plan {
     pub(crate) kind: server::Kind,
     pub(crate) instances: usize,
     pub(crate) lease: Duration,
+    pub(crate) leader_lease: Duration,
     pub(crate) slots: usize,
     pub(crate) plant: Option<Bug>,
 }
@@ -249,6 +252,7 @@ impl Cluster {
             url: server.url(),
             sink: sink.port,
             lease: plan.lease,
+            leader_lease: plan.leader_lease,
             slots: plan.slots,
             plant: plan.plant,
             folder: folder.to_owned(),

@@ -110,6 +110,7 @@ impl<'a> Drive<'a> {
             kind: args.store,
             instances: usize::from(args.instances),
             lease: LEASE,
+            leader_lease: LEASE,
             slots: SLOTS,
             plant: args.plant,
         };

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
-use flowgate_engine::{Engine, EngineConfig, Health, StartRequest, instance_id};
+use flowgate_engine::{Engine, EngineConfig, Health, SchedulerConfig, StartRequest, instance_id};
 use flowgate_store::{Queues, Store};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -28,6 +28,8 @@ pub(crate) struct Args {
     sink: u16,
     #[arg(long)]
     lease_ms: u64,
+    #[arg(long)]
+    leader_lease_ms: u64,
     #[arg(long, default_value_t = 32)]
     slots: usize,
     #[arg(long, value_enum)]
@@ -102,6 +104,7 @@ async fn work(args: &Args) -> anyhow::Result<()> {
         reconcile_interval: Duration::from_hours(24),
         // Long steps do not fit into it, so some are handed back.
         shutdown_grace: Duration::from_millis(500),
+        schedules: Some(SchedulerConfig::with_lease(Duration::from_millis(args.leader_lease_ms))),
         ..EngineConfig::new(instance_id())
     };
     let name = config.instance.0.to_string();

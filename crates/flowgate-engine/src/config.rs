@@ -15,6 +15,9 @@ pub const SLOTS_MAX: usize = 100_000;
 /// The shortest lease: a renewal must fit into it three times.
 pub const LEASE_MIN: Duration = Duration::from_millis(30);
 
+/// The shortest lease of a leader: a call to the store must fit into it four times.
+pub const LEADER_LEASE_MIN: Duration = Duration::from_millis(500);
+
 /// How an instance works.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -44,6 +47,9 @@ pub struct EngineConfig {
     pub beat_interval: Duration,
     /// Where renewals and beats run.
     pub renewals: Renewals,
+    /// How it leads when its turn comes, and fires schedules; without it, it never does. A client
+    /// never does either.
+    pub schedules: Option<SchedulerConfig>,
     /// For steps that start a program.
     pub process: ProcessConfig,
     /// For steps that send a request.
@@ -57,6 +63,51 @@ pub enum Renewals {
     OwnThread,
     /// On the caller's runtime, whose time a test can pause.
     OnRuntime,
+}
+
+/// How an instance leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// How long a term lasts unless it is renewed.
+    pub lease: Duration,
+    /// How often it is renewed; less than half of the lease, so that one renewal may fail.
+    pub renew: Duration,
+    /// How long the ledger of occurrences is kept.
+    pub ledger_keep: Duration,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self::with_lease(Duration::from_secs(10))
+    }
+}
+
+impl SchedulerConfig {
+    /// The defaults for a lease of this length: it is renewed at a third.
+    pub fn with_lease(lease: Duration) -> Self {
+        Self { lease, renew: lease / 3, ledger_keep: Duration::from_hours(30 * 24) }
+    }
+
+    /// How long one call to the store may take.
+    pub(crate) fn call_max(&self) -> Duration {
+        self.lease / 4
+    }
+
+    /// How long after it was asked for a term is acted in.
+    pub(crate) fn usable(&self) -> Duration {
+        self.lease / 10 * 9
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        if self.lease < LEADER_LEASE_MIN {
+            return Err(ConfigError::LeaderLeaseTooShort(self.lease));
+        }
+        if self.renew.is_zero() || self.renew * 2 >= self.lease {
+            let (renew, lease) = (self.renew, self.lease);
+            return Err(ConfigError::LeaderRenewal { renew, lease });
+        }
+        Ok(())
+    }
 }
 
 /// Limits of steps that start a program.
@@ -95,6 +146,19 @@ pub enum ConfigError {
     /// A span that must be longer than zero is not.
     #[error("{0} is zero; it must be longer")]
     Zero(&'static str),
+    /// The leader's lease is too short.
+    #[error("the leader's lease is {0:?}; it must be {LEADER_LEASE_MIN:?} or longer")]
+    LeaderLeaseTooShort(Duration),
+    /// The leader renews too seldom: one lost renewal would end its term.
+    #[error(
+        "the leader renews every {renew:?}; it must be more often than twice in its lease of {lease:?}"
+    )]
+    LeaderRenewal {
+        /// How often it would renew.
+        renew: Duration,
+        /// Its lease.
+        lease: Duration,
+    },
     /// No program may run.
     #[error("process.running_max is 0; it must be at least 1")]
     NoProcess,
@@ -116,6 +180,7 @@ impl EngineConfig {
             reconcile_interval: Duration::from_mins(1),
             beat_interval: Duration::from_secs(2),
             renewals: Renewals::OwnThread,
+            schedules: Some(SchedulerConfig::default()),
             process: ProcessConfig::from_env(),
             http: HttpConfig::DEFAULT,
         }
@@ -148,6 +213,7 @@ impl EngineConfig {
         if self.process.running_max == 0 {
             return Err(ConfigError::NoProcess);
         }
+        self.schedules.as_ref().map_or(Ok(()), SchedulerConfig::validate)?;
         Ok(())
     }
 }
@@ -205,6 +271,23 @@ mod tests {
         assert_eq!(lease.validate(), Err(ConfigError::LeaseTooShort(short)));
         let poll = EngineConfig { poll_max: Duration::ZERO, ..good };
         assert_eq!(poll.validate(), Err(ConfigError::Zero("poll_max")));
+    }
+
+    #[test]
+    fn a_leader_that_would_renew_only_once_in_its_lease_is_refused() {
+        let check = |lease: u64, renew: u64| {
+            let (lease, renew) = (Duration::from_millis(lease), Duration::from_millis(renew));
+            let schedules = Some(SchedulerConfig { lease, renew, ..SchedulerConfig::default() });
+            EngineConfig { schedules, ..EngineConfig::new(instance_id()) }.validate()
+        };
+        assert_eq!(check(10_000, 3_333), Ok(()));
+        assert_eq!(check(10_000, 4_999), Ok(()));
+        let (lease, renew) = (Duration::from_secs(10), Duration::from_secs(5));
+        assert_eq!(check(10_000, 5_000), Err(ConfigError::LeaderRenewal { renew, lease }));
+        assert!(check(10_000, 0).is_err());
+        assert!(check(100, 10).is_err());
+        let defaults = SchedulerConfig::default();
+        assert!(defaults.call_max() < defaults.lease / 3);
     }
 
     #[test]

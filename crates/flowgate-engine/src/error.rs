@@ -22,6 +22,9 @@ pub enum EngineError {
     /// There is no such subscriber.
     #[error("there is no subscriber `{0}`")]
     NoSubscriber(Arc<str>),
+    /// There is no such schedule.
+    #[error("there is no schedule `{0}`")]
+    NoSchedule(Arc<str>),
     /// There is no such step.
     #[error("the flow has no step `{step}`; it has {known}")]
     NoStep {

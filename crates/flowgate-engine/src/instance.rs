@@ -9,7 +9,7 @@ use flowgate_core::ids::{CommitIds, RunId};
 use flowgate_core::run::Run;
 use flowgate_store::{Claimant, LeaseRef, Store};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,6 +21,7 @@ use crate::flows::Flows;
 use crate::health::{Judge, Throttles};
 use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
+use crate::leadership::{self, Leadership};
 use crate::logs::LogSink;
 use crate::metrics::Metrics;
 use crate::permits::Permits;
@@ -46,6 +47,7 @@ pub(crate) struct Instance {
     pub(crate) logs: LogSink,
     pub(crate) metrics: Metrics,
     pub(crate) health: Judge,
+    pub(crate) leadership: watch::Sender<Leadership>,
     pub(crate) throttles: Throttles,
     pub(crate) commit_ids: CommitIds,
     pub(crate) run_ids: RunIds,
@@ -97,6 +99,7 @@ impl Instance {
             logs,
             metrics: Metrics::new(&config.instance),
             health: Judge::new(config.instance.clone()),
+            leadership: leadership::channel(),
             throttles: Throttles::default(),
             commit_ids: CommitIds::new(run_ids.random()),
             run_ids,

@@ -31,6 +31,7 @@ use crate::follow::{FollowFrom, Follower};
 use crate::health::Health;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
+use crate::leadership::{self, Leadership};
 use crate::leases::LeaseKeeper;
 use crate::run_ids::RunIds;
 use crate::singleton::Turn;
@@ -46,21 +47,22 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
-/// An engine that may be gone: whoever holds this does not keep it running.
-#[derive(Clone, Debug)]
-pub(crate) struct WeakEngine(Weak<Inner>);
-
-impl WeakEngine {
-    pub(crate) fn upgrade(&self) -> Option<Engine> {
-        self.0.upgrade().map(|inner| Engine { inner })
-    }
-}
-
 #[derive(Debug)]
 struct Inner {
     instance: Arc<Instance>,
     parts: tokio::sync::Mutex<Option<Parts>>,
     logs_closed: CancellationToken,
+}
+
+/// A handle that does not keep the instance.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    /// The instance, unless whoever started it has dropped it.
+    pub(crate) fn upgrade(&self) -> Option<Engine> {
+        self.0.upgrade().map(|inner| Engine { inner })
+    }
 }
 
 /// What a shutdown takes apart.
@@ -163,7 +165,15 @@ impl Engine {
         let leases = LeaseKeeper::start(&instance);
         let parts = tokio::sync::Mutex::new(Some(Parts { committer, log_writer, leases }));
         tracing::info!(instance = %instance.config.instance, store = instance.store.kind(), "started");
-        Ok(Self { inner: Arc::new(Inner { instance, parts, logs_closed }) })
+        let inner = Arc::new(Inner { instance, parts, logs_closed });
+        let instance = &inner.instance;
+        if let Some(config) = instance.config.schedules.clone()
+            && !instance.config.is_client()
+        {
+            let engine = WeakEngine(Arc::downgrade(&inner));
+            instance.tasks.spawn(leadership::campaign(Arc::clone(instance), engine, config));
+        }
+        Ok(Self { inner })
     }
 
     fn instance(&self) -> &Arc<Instance> {
@@ -190,7 +200,7 @@ impl Engine {
         let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
         let loaded = instance.flows.keep(loaded);
         instance.flows.remember_active(&loaded, clock::now());
-        Ok(())
+        self.register_schedules(flow).await
     }
 
     /// Starts a run. The answer means that it is stored.
@@ -381,6 +391,11 @@ impl Engine {
         self.instance().health.watch()
     }
 
+    /// Whether it leads, from now on.
+    pub fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.instance().leadership.subscribe()
+    }
+
     /// Whether nothing is in flight on this instance.
     pub fn is_idle(&self) -> bool {
         let instance = self.instance();
@@ -444,6 +459,11 @@ impl Engine {
                 flows.load(&**store, workers, pinned).await.map_err(EngineError::Flow)
             }
         }
+    }
+
+    /// The revision that new runs of a flow start on.
+    pub(crate) async fn active_flow(&self, name: &str) -> Result<Flow, EngineError> {
+        Ok(self.flow(FlowRef::Active(name)).await?.flow.clone())
     }
 
     async fn begin(&self, flow: Arc<LoadedFlow>, start: Start) -> Result<Started, EngineError> {

@@ -7,17 +7,18 @@
 //!
 //! ```text
 //! PREFIX:{pN}:meta          format, number of partitions, epoch, last position and token, clock
-//!             run:ID        record, version, status, times; of each open job `job:STEP` (where
-//!                           it stands, with its lease) and `lost:STEP`
-//!             log:ID        hash: a row for each commit, named by its first event
+//!             run:ID        hash: record, version, status, times; of each open job `job:STEP`
+//!                           (where it stands, with its lease) and `lost:STEP`; the log: for each
+//!                           commit `SEQ` and `at:SEQ`, named by its last event
 //!             feed          stream: a row for each batch, named by its first position, that
 //!                           points into logs; `feed:dead` counts what retention removed of it
 //!             lines:ID      log lines
 //!             queue:NAME    jobs by when they are due; `queues` has their names
-//!             leases        leased jobs by when their lease ends
+//!             leases        runs with leased jobs, by when to look at them: no later than when the
+//!                           first of these leases ends
 //!             runs, open, failed, cancelled, flow:NAME, tag:…    runs by their start
 //!             ended, swept  runs by their end, with and without events
-//! PREFIX:{p0}:flows, revisions:FLOW, active, instances
+//! PREFIX:{p0}:flows, revisions:FLOW, active, instances; terms and records, see `control.rs`
 //! ```
 //!
 //! What each failure does:
@@ -62,6 +63,7 @@ use crate::{
 
 mod claim;
 mod commit;
+mod control;
 mod fault;
 mod hints;
 mod keep;
@@ -69,10 +71,13 @@ mod link;
 mod list;
 mod options;
 mod partition;
+mod range;
 mod read;
+mod records;
 mod rows;
 mod script;
 mod settings;
+mod terms;
 
 /// How often a claim looks again because others were faster.
 const CLAIM_ROUNDS_MAX: usize = 16;
@@ -133,13 +138,13 @@ impl RedisStore {
         let mut answers = Vec::with_capacity(commits.len());
         for call in commit::in_calls(commits) {
             let known = self.positions[index].load(Ordering::Relaxed);
+            let prefix = self.partitions.prefix(index);
             let write = |command: &mut Cmd| {
                 command.arg(claimant.map_or("", |claimant| &*claimant.instance.0));
                 command.arg(claimant.map_or(0, |claimant| millis(claimant.lease)));
                 command.arg(known).arg(self.hints.channel());
-                commit::write(command, &call);
+                commit::write(command, prefix, &call);
             };
-            let prefix = self.partitions.prefix(index);
             let answer = self.run("committing", &script::COMMIT, prefix, write).await?;
             let read = commit::read(answer, &call)?;
             if read.is_truncated {
@@ -295,8 +300,6 @@ impl RedisStore {
         answers.map(drop).map_err(|error| fault::error("asking all servers", error))
     }
 }
-
-impl crate::control::Control for RedisStore {}
 
 #[async_trait]
 impl Store for RedisStore {

@@ -24,6 +24,7 @@ mod instances;
 mod queues;
 mod run;
 mod runs;
+pub(crate) mod schedules;
 mod store;
 mod subscribers;
 mod why;
@@ -95,6 +96,8 @@ enum Command {
     Flows(flows::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
+    /// Look at schedules and their occurrences, add and steer them
+    Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
     /// Look at queues, pause and resume them, and limit them
@@ -159,6 +162,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Dev(args) => block_on(dev::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
+        Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
         Command::Queues(args) => block_on(queues::run(app, args)),
         Command::Dead(args) => block_on(dead::run(app, args)),
@@ -208,6 +212,7 @@ impl Global {
             Command::Dev(args) => args.concurrency,
             Command::Flows(_)
             | Command::Runs(_)
+            | Command::Schedules(_)
             | Command::Why(_)
             | Command::Queues(_)
             | Command::Dead(_)

@@ -43,7 +43,7 @@ const fn key(
 }
 
 /// Every setting there is.
-pub(crate) const KEYS: [Key; 10] = [
+pub(crate) const KEYS: [Key; 11] = [
     key("store", "FLOWGATE_STORE", "sqlite:.flowgate/flowgate.db", "where runs live"),
     key(
         "store.allow_volatile",
@@ -53,6 +53,12 @@ pub(crate) const KEYS: [Key; 10] = [
     ),
     key("concurrency", "FLOWGATE_CONCURRENCY", "256", "attempts at the same time"),
     key("lease", "FLOWGATE_LEASE", "30s", "how long a job stays with an instance unheard of"),
+    key(
+        "leader.lease",
+        "FLOWGATE_LEADER_LEASE",
+        "10s",
+        "how long a leader that is unheard of keeps others from firing schedules",
+    ),
     key("shutdown_grace", "FLOWGATE_SHUTDOWN_GRACE", "10s", "time for attempts to end on Ctrl-C"),
     key("retention.events", "FLOWGATE_RETENTION_EVENTS", "7d", "events of finished runs"),
     key("retention.runs", "FLOWGATE_RETENTION_RUNS", "30d", "records of finished runs"),
@@ -77,6 +83,7 @@ pub(crate) struct Config {
     pub(crate) store: StoreUrl,
     pub(crate) concurrency: usize,
     pub(crate) lease: Duration,
+    pub(crate) leader_lease: Duration,
     pub(crate) shutdown_grace: Duration,
     pub(crate) retention: Retention,
     pub(crate) synchronous: Synchronous,
@@ -208,6 +215,7 @@ impl Config {
             store,
             concurrency: read(get("concurrency"), parse_concurrency)?,
             lease: read(get("lease"), parse_lease)?,
+            leader_lease: read(get("leader.lease"), parse_lease)?,
             shutdown_grace: span("shutdown_grace")?,
             retention,
             synchronous: read(get("synchronous"), parse_synchronous)?,

@@ -19,6 +19,7 @@ use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
+use flowgate_core::schedule::ScheduleSpec;
 use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -33,7 +34,7 @@ use crate::steering::Steer;
 /// Bytes of a request: a payload and what goes with it.
 const REQUEST_BYTES_MAX: u64 = PAYLOAD_BYTES_MAX as u64 + (64 << 10);
 /// Bytes of an answer.
-const REPLY_BYTES_MAX: u64 = 64 << 10;
+const REPLY_BYTES_MAX: u64 = 1 << 20;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an owner may take to answer.
@@ -57,6 +58,8 @@ pub(crate) enum Request {
     RetryDead { run_id: RunId },
     /// Change something that is not about one run.
     Steer(Steer),
+    /// Change a schedule.
+    Schedule { name: String, change: ScheduleChange },
 }
 
 /// What a start may say besides its flow and its input.
@@ -78,9 +81,60 @@ pub(crate) enum StartAt {
     At(Timestamp),
 }
 
+/// What can be asked of a schedule.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum ScheduleChange {
+    /// Add it.
+    Add { spec: Box<ScheduleSpec>, replaces: bool },
+    /// Skip its occurrences.
+    Pause,
+    /// Skip them no longer.
+    Resume,
+    /// Remove it.
+    Remove,
+    /// Start what was due in a range and has no run.
+    Backfill { from: Timestamp, to: Timestamp },
+    /// Start a run now.
+    Trigger,
+}
+
 /// What an owner answers when it has done what it was asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Reply {
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reply {
+    /// About a run.
+    Run(RunReply),
+    /// About anything else.
+    Value(serde_json::Value),
+}
+
+impl Reply {
+    /// The answer to a request about a run.
+    pub(crate) fn run(self) -> Result<RunReply, Failure> {
+        match self {
+            Self::Run(reply) => Ok(reply),
+            Self::Value(_) => Err(Self::misfit()),
+        }
+    }
+
+    /// The answer to a request about something else.
+    pub(crate) fn value(self) -> Result<serde_json::Value, Failure> {
+        match self {
+            Self::Value(value) => Ok(value),
+            Self::Run(_) => Err(Self::misfit()),
+        }
+    }
+
+    fn misfit() -> Failure {
+        Failure::refused("reply_invalid", "the owner of the store answered something else")
+            .help("use the same version of flowgate on both sides")
+    }
+}
+
+/// What became of a request about a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunReply {
     /// The run that it is about; the new one after a start or a retry.
     pub(crate) run_id: RunId,
     pub(crate) flow: Arc<str>,
@@ -93,22 +147,12 @@ pub(crate) struct Reply {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Done(Reply),
-    Steered(serde_json::Value),
     Error { exit: u64, code: String, message: String, path: Option<String>, help: Option<String> },
-}
-
-/// What a request led to.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Served {
-    /// To this, about a run.
-    Run(Reply),
-    /// To this, about something else.
-    Steered(serde_json::Value),
 }
 
 /// Whoever does what a request asks.
 pub(crate) trait Serve: Send + Sync + 'static {
-    fn serve(&self, request: Request) -> impl Future<Output = Result<Served, Failure>> + Send;
+    fn serve(&self, request: Request) -> impl Future<Output = Result<Reply, Failure>> + Send;
 }
 
 /// The socket of an owner. It is gone when this is dropped.
@@ -203,8 +247,7 @@ async fn converse(mut stream: UnixStream, server: &impl Serve) -> io::Result<()>
         Err(Failure::usage("request_too_large", format!("over {REQUEST_BYTES_MAX} bytes")))
     };
     let answer = match outcome {
-        Ok(Served::Run(reply)) => Answer::Done(reply),
-        Ok(Served::Steered(value)) => Answer::Steered(value),
+        Ok(reply) => Answer::Done(reply),
         Err(failure) => Answer::Error {
             exit: failure.exit as u64,
             message: failure.cause(),
@@ -220,7 +263,7 @@ async fn converse(mut stream: UnixStream, server: &impl Serve) -> io::Result<()>
 }
 
 /// Asks the owner of the database at `database`; none if nobody listens there.
-pub(crate) async fn send(database: &Path, request: &Request) -> Result<Option<Served>, Failure> {
+pub(crate) async fn send(database: &Path, request: &Request) -> Result<Option<Reply>, Failure> {
     let path = path_of(database);
     let lost = |error: io::Error| {
         let message = format!("the owner of {} did not answer", database.display());
@@ -259,8 +302,7 @@ pub(crate) async fn send(database: &Path, request: &Request) -> Result<Option<Se
     result.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(lost)?;
     let answer = serde_json::from_str(&line).map_err(|error| lost(error.into()))?;
     match answer {
-        Answer::Done(reply) => Ok(Some(Served::Run(reply))),
-        Answer::Steered(value) => Ok(Some(Served::Steered(value))),
+        Answer::Done(reply) => Ok(Some(reply)),
         Answer::Error { exit, code, message, path, help } => {
             let failure = Failure::new(Exit::from_number(exit), &code, message);
             Err(Failure { path, help, ..failure })
@@ -301,21 +343,22 @@ mod tests {
     struct Echo;
 
     impl Serve for Echo {
-        async fn serve(&self, request: Request) -> Result<Served, Failure> {
+        async fn serve(&self, request: Request) -> Result<Reply, Failure> {
             match request {
-                Request::Start { flow, .. } => Ok(Served::Run(Reply {
+                Request::Start { flow, .. } => Ok(Reply::Run(RunReply {
                     run_id: RunId::derived(&flow, "k"),
                     flow: flow.into(),
                     status: RunStatus::Running,
                     existed: false,
                 })),
-                Request::Steer(_) => Ok(Served::Steered(serde_json::json!({ "count": 7 }))),
+                Request::Steer(_) => Ok(Reply::Value(serde_json::json!({ "count": 7 }))),
                 Request::Signal { .. }
                 | Request::Cancel { .. }
                 | Request::Retry { .. }
                 | Request::RetryDead { .. } => {
                     Err(Failure::not_found("run_not_found", "no such run").help("look again"))
                 }
+                Request::Schedule { name, .. } => Ok(Reply::Value(name.into())),
             }
         }
     }
@@ -334,12 +377,11 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let serving = socket.serve(Arc::new(Echo), stop.clone());
         let asking = async {
-            let reply = send(&database, &start(Payload::null())).await.unwrap();
-            let Some(Served::Run(reply)) = reply else { panic!("{reply:?}") };
-            assert_eq!(reply.run_id, run_id);
-            let steer = Steer::SubscriberRetryDead { id: "p".to_owned(), run_id: None };
-            let steered = send(&database, &Request::Steer(steer)).await.unwrap();
-            assert_eq!(steered, Some(Served::Steered(serde_json::json!({ "count": 7 }))));
+            let reply = send(&database, &start(Payload::null())).await.unwrap().unwrap();
+            assert_eq!(reply.run().unwrap().run_id, run_id);
+            let trigger = Request::Schedule { name: "s".into(), change: ScheduleChange::Trigger };
+            let reply = send(&database, &trigger).await.unwrap().unwrap();
+            assert_eq!(reply.value().unwrap(), "s");
             let cancel = Request::Cancel { run_id, reason: None };
             let failure = send(&database, &cancel).await.unwrap_err();
             assert_eq!(failure.exit, Exit::NotFound);

@@ -11,16 +11,19 @@ use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_engine::{
-    Applied, Engine, EngineConfig, EngineError, ProcessConfig, StartRequest, Workers,
+    Applied, Engine, EngineConfig, EngineError, ProcessConfig, SchedulerConfig, StartRequest,
+    Workers,
 };
 use flowgate_store::{Queues, Retention, Store, StoreUrl};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::cmd::App;
+use crate::cmd::{App, schedules};
 use crate::config::Origin;
-use crate::control::{Reply, Request, Serve, Served, Socket, StartAt, StartOptions};
+use crate::control::{
+    Reply, Request, RunReply, ScheduleChange, Serve, Socket, StartAt, StartOptions,
+};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
@@ -71,6 +74,10 @@ impl Instance {
             shutdown_grace: app.config.shutdown_grace,
             retention: app.config.retention,
             retention_interval: sweep_interval(&app.config.retention),
+            schedules: match work {
+                Work::Everything => Some(SchedulerConfig::with_lease(app.config.leader_lease)),
+                Work::Nothing => None,
+            },
             ..defaults
         };
         let engine =
@@ -92,8 +99,8 @@ impl Instance {
                     instance.socket.lock().await.spawn(serving);
                 }
                 Err(error) => app.output.warning(format_args!(
-                    "cannot listen beside {}: {error}; `flowgate runs start`, `signal`, `cancel` \
-                     and `retry` will not reach this process",
+                    "cannot listen beside {}: {error}; `flowgate runs start`, `signal`, `cancel`, \
+                     `retry` and changes of schedules will not reach this process",
                     path.display()
                 )),
             }
@@ -124,8 +131,14 @@ impl Instance {
                     && stored.revision.folder.as_deref() == Some(&*loaded.folder)
             })
         };
-        let fresh = flows.iter().filter(|loaded| !is_active(loaded));
-        let all = futures_util::future::join_all(fresh.map(|loaded| self.register(loaded)));
+        let all = futures_util::future::join_all(flows.iter().map(async |loaded| {
+            if is_active(&loaded) {
+                // Whoever made it active may have ended before it came to its schedules.
+                self.engine.register_schedules(&loaded.flow).await.map_err(failure)
+            } else {
+                self.register(loaded).await
+            }
+        }));
         all.await.into_iter().collect()
     }
 
@@ -135,7 +148,7 @@ impl Instance {
         flow: &str,
         input: Payload,
         options: &StartOptions,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<RunReply, Failure> {
         let StartOptions { key, tags, singleton, priority, due } = options;
         let request = StartRequest {
             key: key.as_deref().map(Into::into),
@@ -159,6 +172,49 @@ impl Instance {
         }
     }
 
+    /// Changes a schedule; what there is to say about it.
+    async fn change_schedule(
+        &self,
+        name: &str,
+        change: ScheduleChange,
+    ) -> Result<serde_json::Value, Failure> {
+        let engine = &self.engine;
+        let changed = match change {
+            ScheduleChange::Add { spec, replaces } => {
+                engine.add_schedule(name, *spec, replaces).await
+            }
+            ScheduleChange::Pause => engine.pause_schedule(name, true).await,
+            ScheduleChange::Resume => engine.pause_schedule(name, false).await,
+            ScheduleChange::Remove => engine.remove_schedule(name).await,
+            ScheduleChange::Backfill { from, to } => {
+                return match engine.backfill_schedule(name, (from, to)).await {
+                    Ok(rows) => Ok(rows.iter().map(schedules::row).collect()),
+                    Err(error) => Err(self.schedule_failure(error).await),
+                };
+            }
+            ScheduleChange::Trigger => {
+                return match engine.trigger_schedule(name).await {
+                    Ok(row) => Ok(schedules::row(&row)),
+                    Err(error) => Err(self.schedule_failure(error).await),
+                };
+            }
+        };
+        match changed {
+            Ok(named) => Ok(schedules::item(&named, self.store().now().await?)),
+            Err(error) => Err(self.schedule_failure(error).await),
+        }
+    }
+
+    async fn schedule_failure(&self, error: EngineError) -> Failure {
+        if let EngineError::NoSchedule(name) = &error {
+            return schedules::unknown(self.store(), name).await.unwrap_or_else(|failed| failed);
+        }
+        if let EngineError::NoFlow(name) = &error {
+            return lookup::no_flow(self.store(), name).await.unwrap_or_else(|failed| failed);
+        }
+        failure(error)
+    }
+
     /// What is committed through this instance from now on.
     pub(crate) fn news(&self) -> News {
         News(self.engine.events())
@@ -179,39 +235,41 @@ fn sweep_interval(retention: &Retention) -> Duration {
     retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
 }
 
-fn reply(run: &Run, existed: bool) -> Reply {
-    Reply { run_id: run.run_id, flow: Arc::clone(&run.flow), status: run.status, existed }
+fn reply(run: &Run, existed: bool) -> RunReply {
+    RunReply { run_id: run.run_id, flow: Arc::clone(&run.flow), status: run.status, existed }
 }
 
 impl Serve for Instance {
-    async fn serve(&self, request: Request) -> Result<Served, Failure> {
-        let reply = match request {
+    async fn serve(&self, request: Request) -> Result<Reply, Failure> {
+        match request {
             Request::Start { flow, input, options } => {
-                self.start_run(&flow, input, &options).await?
+                self.start_run(&flow, input, &options).await.map(Reply::Run)
             }
             Request::Signal { run_id, signal, data } => {
                 let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
-                reply(&run, false)
+                Ok(Reply::Run(reply(&run, false)))
             }
             Request::Cancel { run_id, reason } => {
                 let run = self.engine.cancel(run_id, reason.as_deref()).await.map_err(failure)?;
-                reply(&run, false)
+                Ok(Reply::Run(reply(&run, false)))
             }
             Request::Retry { run_id, from } => {
                 let started = self.engine.retry(run_id, from.as_deref()).await.map_err(failure)?;
                 let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                reply(&run, false)
+                Ok(Reply::Run(reply(&run, false)))
+            }
+            Request::Schedule { name, change } => {
+                self.change_schedule(&name, change).await.map(Reply::Value)
             }
             Request::RetryDead { run_id } => {
                 let started = self.engine.retry_dead_letter(run_id).await.map_err(failure)?;
                 let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                reply(&run, started.existing)
+                Ok(Reply::Run(reply(&run, started.existing)))
             }
             Request::Steer(steer) => {
-                return steering::carry_out(self.store(), steer).await.map(Served::Steered);
+                steering::carry_out(self.store(), steer).await.map(Reply::Value)
             }
-        };
-        Ok(Served::Run(reply))
+        }
     }
 }
 
@@ -258,6 +316,10 @@ pub(crate) fn failure(error: EngineError) -> Failure {
             Failure::not_found("subscriber_not_found", error.to_string())
                 .help("see `flowgate subscribers list`")
                 .path(&**id)
+        }
+        EngineError::NoSchedule(name) => {
+            Failure::not_found("schedule_not_found", format!("there is no schedule `{name}`"))
+                .path(&*name)
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
         EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())

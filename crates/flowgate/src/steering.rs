@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::cmd::App;
-use crate::control::{self, Request, Served};
+use crate::control::{self, Request};
 use crate::failure::Failure;
 use crate::instance::failure;
 use crate::stores;
@@ -127,11 +127,8 @@ async fn steer_by_owner(app: &App, path: &Path, steer: Steer) -> Result<Value, F
             tokio::time::sleep(TRY_AGAIN).await;
         }
         let request = Request::Steer(steer.clone());
-        if let Some(served) = control::send(&stores::canonical(path), &request).await? {
-            let Served::Steered(value) = served else {
-                unreachable!("it was not asked about a run")
-            };
-            return Ok(value);
+        if let Some(reply) = control::send(&stores::canonical(path), &request).await? {
+            return reply.value();
         }
         let owner = InstanceId("steering".into());
         match stores::open_to_write(app, &app.config.store, &owner).await {

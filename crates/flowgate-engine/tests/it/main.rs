@@ -12,6 +12,7 @@ mod process;
 mod reconciler;
 mod recorder;
 mod rolling;
+mod schedules;
 mod shared;
 mod sinks;
 mod subscribers;

@@ -1,11 +1,13 @@
 //! S9: who may execute and settle a job.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::commit::JobKind;
+use flowgate_core::commit::{Claimed, Commit, JobChange, JobKind};
 use flowgate_core::event::Event;
 use flowgate_core::ids::InstanceId;
+use flowgate_core::payload::Payload;
 use tokio::task::JoinSet;
 
 use super::Harness;
@@ -146,6 +148,37 @@ pub async fn tokens_only_grow(harness: &mut impl Harness) {
     assert!(second.token < handed_off[0].token);
 }
 
+pub async fn tokens_of_a_job_that_a_batch_adds_twice_grow(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = single("one");
+    let start = world.start(&flow, "1");
+    let event = Event::SignalReceived { signal: "again".into(), data: Payload::null() };
+    let mut record = (*start.record).clone();
+    record.version += 1;
+    let JobChange::Add { job, .. } = &start.jobs[0] else { panic!("a start adds a job") };
+    let again = Commit {
+        events: vec![event],
+        record: Arc::new(record),
+        jobs: vec![JobChange::Remove(job.job_id), start.jobs[0].clone()],
+        ..world.cancel(&flow, &start.record)
+    };
+    let run_id = start.run_id;
+    let claimant = world.claimant(2);
+    let outcomes = world.store().commit(vec![start, again], Some(&claimant)).await.unwrap();
+    let mut leases: Vec<_> = outcomes.into_iter().flat_map(applied).collect();
+    // A store may leave the second to be claimed.
+    leases.extend(world.claim(2).await);
+    let [first, second] = &leases[..] else { panic!("{leases:?}") };
+    assert!(first.token < second.token);
+    let run = world.run(run_id).await.row.run;
+    let of = |claimed: &Claimed| {
+        let claimed = Claimed { run: Arc::clone(&run), ..claimed.clone() };
+        world.succeed(&flow, &claimed)
+    };
+    assert_eq!(world.refused(of(first)).await, Refusal::LeaseLost(first.job.job_id));
+    world.apply(of(second)).await;
+}
+
 pub async fn tokens_grow_over_a_reopen(harness: &mut impl Harness) {
     let mut world = World::new(harness);
     let mut last = world.started_and_claimed(&chain()).await.token;
@@ -196,7 +229,7 @@ pub async fn a_job_that_nobody_leased_cannot_be_settled(harness: &mut impl Harne
     let claimed = world.started_and_claimed(&flow).await;
     world.apply(world.release(&flow, &claimed)).await;
     let run = world.run(claimed.job.job_id.run_id).await.row.run;
-    let again = flowgate_core::commit::Claimed { run, ..claimed };
+    let again = Claimed { run, ..claimed };
     let late = world.succeed(&flow, &again);
     assert_eq!(world.refused(late).await, Refusal::LeaseLost(again.job.job_id));
 }
@@ -226,6 +259,40 @@ pub async fn a_renewed_lease_still_ends(harness: &mut impl Harness) {
     assert!(matches!(renewals[0], Renewal::Held(_)));
     world.harness.advance(LEASE).await;
     assert_eq!(world.claim_one().await.lost.len(), 1);
+}
+
+pub async fn of_the_leases_of_a_run_only_those_end_that_were_not_renewed(
+    harness: &mut impl Harness,
+) {
+    let world = World::new(harness);
+    let flow = fan();
+    let begin = world.started_and_claimed(&flow).await;
+    let four = world.apply_and_take(world.succeed(&flow, &begin), 4).await;
+    assert_eq!(four.len(), 4);
+    let steps = |jobs: &[Claimed]| jobs.iter().map(|c| c.job.job_id).collect::<HashSet<_>>();
+    world.harness.advance(LEASE / 2).await;
+    let renewed: Vec<_> = four[..2].iter().map(lease_of).collect();
+    for renewal in world.store().renew(&renewed, LEASE).await.unwrap() {
+        assert!(matches!(renewal, Renewal::Held(_)));
+    }
+    assert!(world.claim(10).await.is_empty());
+    world.harness.advance(LEASE / 2).await;
+    assert_eq!(steps(&world.claim(10).await), steps(&four[2..]));
+    world.harness.advance(LEASE / 2).await;
+    assert_eq!(steps(&world.claim(10).await), steps(&four[..2]));
+    assert!(world.claim(10).await.is_empty());
+}
+
+pub async fn a_shorter_lease_after_a_longer_one_ends_when_it_says(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = chain();
+    world.started(&flow, "1").await;
+    let patient = Claimant { lease: LEASE * 10, ..world.claimant(1) };
+    let first = world.store().claim(&patient).await.unwrap().remove(0);
+    let second = world.apply_and_take(world.succeed(&flow, &first), 1).await.remove(0);
+    world.harness.advance(LEASE).await;
+    let again = world.claim_one().await;
+    assert_eq!((again.job.job_id, again.lost.len()), (second.job.job_id, 1));
 }
 
 pub async fn an_expired_lease_cannot_be_renewed(harness: &mut impl Harness) {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::commit::Commit;
 use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::ids::{Position, RunId};
 use flowgate_core::run::Run;
@@ -12,7 +13,7 @@ use tokio::time::timeout;
 
 use super::Harness;
 use super::world::{World, chain, join, rescued, single};
-use crate::RunQuery;
+use crate::{CommitOutcome, RunQuery};
 
 /// Events in one page of these cases.
 const PAGE: usize = 7;
@@ -76,6 +77,35 @@ pub async fn each_feed_is_in_commit_order(harness: &mut impl Harness) {
             assert_eq!(alone, std::slice::from_ref(event), "both ways of reading agree");
         }
     }
+}
+
+pub async fn refused_commits_leave_nothing_in_a_feed(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let flow = single("one");
+    let store = world.store();
+    let mut run_ids = BTreeSet::new();
+    for round in 0..5 {
+        let (one, other) = (world.start(&flow, "1"), world.start(&flow, "2"));
+        let twice = |start: &Commit| world.start_as(&flow, start.run_id, "3");
+        run_ids.extend([one.run_id, other.run_id]);
+        // Refused are the second, the fourth and the last.
+        let batch = vec![one.clone(), twice(&one), other.clone(), twice(&one), twice(&other)];
+        let outcomes = store.commit(batch, None).await.unwrap();
+        let is_refused = |outcome: &CommitOutcome| matches!(outcome, CommitOutcome::Refused(_));
+        let refused: Vec<_> = outcomes.iter().map(is_refused).collect();
+        assert_eq!(refused, [false, true, false, true, true]);
+        for (index, feed) in (0..).zip(world.feeds(4 * (round + 1)).await) {
+            assert!(feed.is_sorted_by(|one, next| one.position < next.position));
+            let last = feed.last().map_or(Position::START, |event| event.position);
+            assert_eq!(store.feed_end(index).await.unwrap(), last);
+            for event in &feed {
+                let alone = store.read_events(event.run_id, event.seq - 1, 1).await.unwrap();
+                assert_eq!(alone, std::slice::from_ref(event), "both ways of reading agree");
+            }
+        }
+    }
+    let found = world.feed(20).await.iter().map(|event| event.run_id).collect::<BTreeSet<_>>();
+    assert_eq!(found, run_ids);
 }
 
 pub async fn a_run_is_in_one_feed(harness: &mut impl Harness) {

@@ -71,9 +71,9 @@ pub(super) fn read(value: Value) -> Result<Vec<Due>, StoreError> {
     // A row that one job brought may hold what another job of the run needs.
     for due in &mut claimed {
         let Some(known) = runs.get(&due.needy.run_id()) else { continue };
-        for (first, events) in &known.rows {
+        for (last, text) in &known.rows {
             if due.needy.lacks().is_some() {
-                due.needy.take_stored(*first, events)?;
+                due.needy.take_stored(*last, text)?;
             }
         }
     }

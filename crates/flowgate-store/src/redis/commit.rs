@@ -1,9 +1,15 @@
 //! Commits as the script takes them, and what it answers.
+//!
+//! The server has one thread and Lua is slow at making texts, so texts are made here as far as they
+//! can be: the row of the log, the row of the feed, and the shape of a commit, which has all of it
+//! that few commits of a batch differ in and which the script reads once for each that occurs.
 
+use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Commit, Due, Guard, Job, JobChange};
-use flowgate_core::ids::{CommitId, JobId, LeaseToken, RunId, StepIndex};
+use flowgate_core::ids::{JobId, LeaseToken, RunId, StepIndex};
 use flowgate_core::limits::CLAIM_BATCH_MAX;
 use flowgate_core::run::Run;
 use flowgate_core::time::Timestamp;
@@ -11,9 +17,9 @@ use redis::{Cmd, ToRedisArgs, Value};
 use uuid::Uuid;
 
 use super::fault::unreadable;
-use super::rows::{Needy, decode_job, encode_job, encode_run};
+use super::rows::{Needy, decode_job, encode_queued, encode_run};
 use super::script::Reply;
-use crate::changes::{NetChange, net_changes};
+use crate::changes::{NetChange, NetChanges, net_changes};
 use crate::{Claimant, Refusal, StoreError};
 
 /// Bytes of commits in one call of the script; more make several calls.
@@ -90,66 +96,112 @@ pub(super) fn in_calls(commits: Vec<Prepared>) -> Vec<Vec<Prepared>> {
     calls
 }
 
-/// The arguments of a call but for those before the commits.
-pub(super) fn write(command: &mut Cmd, commits: &[Prepared]) {
-    command.arg(commits.len());
+/// The arguments of a call but for those before the number of commits. Keys of runs begin with
+/// `prefix`.
+pub(super) fn write(command: &mut Cmd, prefix: &str, commits: &[Prepared]) {
+    let mut of_run: HashMap<RunId, usize> = HashMap::with_capacity(commits.len());
     for prepared in commits {
-        prepared.write(command);
+        *of_run.entry(prepared.commit.run_id).or_default() += 1;
+    }
+    let mut buffer = Uuid::encode_buffer();
+    let (mut pointers, mut events) = (String::with_capacity(commits.len() * 50), 0);
+    for Prepared { commit, .. } in commits {
+        let separator = if pointers.is_empty() { "" } else { "," };
+        let id = encode_run(commit.run_id, &mut buffer);
+        let (seq, count) = (commit.record.version, commit.events.len());
+        write!(pointers, "{separator}{id}:{seq}:{count}:{events}").expect("a text can grow");
+        events += count;
+    }
+    command.arg(commits.len()).arg(events).arg(&pointers);
+    let (mut key, mut offset) = (format!("{prefix}run:"), 0);
+    for prepared in commits {
+        key.truncate(prefix.len() + "run:".len());
+        key.push_str(encode_run(prepared.commit.run_id, &mut buffer));
+        command.arg(&key);
+        prepared.write(command, offset, of_run[&prepared.commit.run_id] > 1);
+        offset += prepared.commit.events.len();
     }
 }
 
 impl Prepared {
-    fn write(&self, command: &mut Cmd) {
+    /// Its arguments after the key of its run; `offset` is the number of events before its own in
+    /// the call, `is_several` whether there are more commits of its run.
+    fn write(&self, command: &mut Cmd, offset: usize, is_several: bool) {
         let commit = &self.commit;
         let net = net_changes(commit);
         let is_start = commit.guards.contains(&Guard::RunAbsent);
-        command.arg(Text(commit.run_id)).arg(commit_text(commit.commit_id).as_str());
-        if is_start {
-            command.arg("");
-        } else {
-            command.arg(commit.version_before());
-        }
-        command.arg(commit.record.version).arg(commit.record.status.as_str());
-        command.arg(u8::from(net.ends_run)).arg(commit.events.len());
-        command.arg(&self.record).arg(&self.events);
         let indexes = if is_start { indexes_of(&commit.record) } else { Vec::new() };
-        command.arg(net.leases.len()).arg(net.steps.len()).arg(indexes.len());
+        let mut shape = String::with_capacity(64);
+        self.write_shape(&mut shape, &net, indexes.len(), is_several).expect("a text can grow");
+        command.arg(&shape);
+        command.arg(commit.version_before()).arg(commit.record.version).arg(&self.record);
+        let (commit_id, count) = (commit.commit_id.0.simple(), commit.events.len());
+        command.arg(format!("{commit_id};{count};{offset};{}", self.events));
         for lease in &net.leases {
-            command.arg(lease.job_id.step.0).arg(lease.token.0);
+            command.arg(lease.token.0);
         }
-        for (at, (step, change)) in net.steps.iter().enumerate() {
-            let is_handed_off = u8::from(self.handed_off.contains(&at));
-            match change {
-                NetChange::Put { job, attempt, due } => {
-                    command.arg("put").arg(step.0).arg(due_text(*due)).arg(*attempt);
-                    command.arg(&*job.queue).arg(encode_job(job)).arg(is_handed_off);
-                }
-                NetChange::Postpone { attempt, due } => {
-                    command.arg("postpone").arg(step.0).arg(due_text(*due)).arg(*attempt);
-                }
-                NetChange::Remove => {
-                    command.arg("remove").arg(step.0);
-                }
+        for (_, change) in &net.steps {
+            if let NetChange::Put { job, .. } = change {
+                command.arg(encode_queued(job));
             }
         }
         if is_start {
             command.arg(serde_json::to_string(&indexes).expect("names have a JSON form"));
-            for name in &indexes {
-                command.arg(name);
-            }
+            command.arg(&indexes);
         }
     }
 
+    /// What few commits of a batch differ in, as the header of `commit.lua` has it.
+    fn write_shape(
+        &self,
+        shape: &mut String,
+        net: &NetChanges<'_>,
+        indexes: usize,
+        is_several: bool,
+    ) -> std::fmt::Result {
+        let record = &self.commit.record;
+        write!(shape, "{};", record.status.as_str())?;
+        if indexes > 0 || net.ends_run {
+            write!(shape, "{}", record.steps.len())?;
+        }
+        shape.push(';');
+        for lease in &net.leases {
+            write!(shape, "{},", lease.job_id.step.0)?;
+        }
+        shape.push(';');
+        for (at, (step, change)) in net.steps.iter().enumerate() {
+            let step = step.0;
+            match change {
+                NetChange::Put { attempt, due, .. } => {
+                    let wanted = if self.handed_off.contains(&at) { "!" } else { "" };
+                    write!(shape, "p{step}{}/{attempt}{wanted},", due_text(*due))?;
+                }
+                NetChange::Postpone { attempt, due } => {
+                    write!(shape, "l{step}{}/{attempt},", due_text(*due))?;
+                }
+                NetChange::Remove => write!(shape, "r{step},")?,
+            }
+        }
+        write!(shape, ";{indexes};{}", if is_several { "s" } else { "" })
+    }
+
     /// What became of it.
-    fn outcome(&self, value: Value, expires_at: Timestamp) -> Result<Answer, StoreError> {
-        let mut reply = Reply::of(value)?;
+    fn outcome(&self, value: Value, granted: &Granted) -> Result<Answer, StoreError> {
         let mut handed_off = Vec::new();
+        // As nearly all are: all that was to be handed off is.
+        if let Value::Int(0) = value {
+            let net = net_changes(&self.commit);
+            for at in &self.handed_off {
+                handed_off.push(self.handed_off(net.steps[*at].0, granted)?);
+            }
+            return Ok(Answer::Applied(handed_off));
+        }
+        let is_alone = matches!(value, Value::Int(_));
+        let mut reply = Reply::of(if is_alone { Value::Array(vec![value]) } else { value })?;
         match reply.number::<u8>()? {
             0 => {
                 while reply.left() > 0 {
-                    let step = StepIndex(reply.number()?);
-                    let token = LeaseToken(reply.number()?);
-                    handed_off.push(self.handed_off(step, token, expires_at)?);
+                    handed_off.push(self.handed_off(StepIndex(reply.number()?), granted)?);
                 }
             }
             1 => return Ok(Answer::Refused(Refusal::RunExists)),
@@ -168,9 +220,9 @@ impl Prepared {
     fn handed_off(
         &self,
         step: StepIndex,
-        token: LeaseToken,
-        expires_at: Timestamp,
+        Granted { token, expires_at }: &Granted,
     ) -> Result<Needy, StoreError> {
+        let (token, expires_at) = (*token, *expires_at);
         let added = self.commit.jobs.iter().rev().find_map(|change| match change {
             JobChange::Add { job, .. } if job.job_id.step == step => Some(job),
             JobChange::Add { .. } | JobChange::Postpone { .. } | JobChange::Remove(_) => None,
@@ -220,6 +272,13 @@ pub(super) enum Answer {
     Refused(Refusal),
 }
 
+/// The leases that a call granted by hand-off.
+#[derive(Debug)]
+struct Granted {
+    token: LeaseToken,
+    expires_at: Timestamp,
+}
+
 /// What the script answered to a call.
 #[derive(Debug)]
 pub(super) struct Answers {
@@ -236,6 +295,7 @@ pub(super) fn read(value: Value, commits: &[Prepared]) -> Result<Answers, StoreE
     let mut reply = Reply::of(value)?;
     let _now: i64 = reply.number()?;
     let expires_at = Timestamp(reply.number()?);
+    let granted = Granted { token: LeaseToken(reply.number()?), expires_at };
     let is_truncated = reply.number::<u8>()? == 1;
     let position = reply.number()?;
     if reply.left() != commits.len() {
@@ -243,7 +303,7 @@ pub(super) fn read(value: Value, commits: &[Prepared]) -> Result<Answers, StoreE
     }
     let answers = reply
         .zip(commits)
-        .map(|(value, prepared)| Ok((prepared.index, prepared.outcome(value, expires_at)?)));
+        .map(|(value, prepared)| Ok((prepared.index, prepared.outcome(value, &granted)?)));
     Ok(Answers { is_truncated, position, answers: answers.collect::<Result<_, _>>()? })
 }
 
@@ -272,10 +332,6 @@ impl ToRedisArgs for Text {
     fn write_redis_args<W: ?Sized + redis::RedisWrite>(&self, out: &mut W) {
         out.write_arg(encode_run(self.0, &mut Uuid::encode_buffer()).as_bytes());
     }
-}
-
-fn commit_text(commit_id: CommitId) -> String {
-    commit_id.0.simple().to_string()
 }
 
 fn due_text(due: Due) -> String {

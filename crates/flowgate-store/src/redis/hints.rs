@@ -2,7 +2,8 @@
 //!
 //! A hint only ends a wait sooner; whoever waits looks by itself within [`POLL_MAX`]. Others are
 //! told over a channel of Redis, and only while somebody waits: a wait notes in the partition that
-//! hints are wanted, and a commit that finds no such note publishes nothing.
+//! hints are wanted, and a commit that finds no such note publishes nothing. Topics that somebody
+//! tells of are rare and always published.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use parking_lot::Mutex;
 use redis::RedisResult;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, broadcast};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -22,6 +23,10 @@ pub(super) const POLL_MAX: Duration = Duration::from_secs(1);
 pub(super) const WANTED: Duration = Duration::from_secs(30);
 /// How long a silent connection is trusted.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// What a message about a topic begins with.
+const TOLD: &str = "told:";
+/// Topics that a slow waiter may be behind; beyond that it looks whatever they were.
+const TOLD_MAX: usize = 64;
 
 /// The hints of a store.
 #[derive(Debug)]
@@ -33,19 +38,36 @@ pub(super) struct Hints {
 }
 
 /// Who waits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Wakes {
     /// For a job that is due.
     pub(super) due: Notify,
     /// For an event in a feed.
     pub(super) feed: Notify,
+    /// For a topic; none stands for any.
+    told: broadcast::Sender<Option<Arc<str>>>,
 }
 
 impl Wakes {
+    fn new() -> Self {
+        Self { due: Notify::new(), feed: Notify::new(), told: broadcast::Sender::new(TOLD_MAX) }
+    }
+
     /// Wakes everybody.
-    pub(super) fn all(&self) {
+    fn all(&self) {
+        self.committed();
+        self.tell(None);
+    }
+
+    /// Wakes whoever waits for something that is committed.
+    fn committed(&self) {
         self.due.notify_waiters();
         self.feed.notify_waiters();
+    }
+
+    fn tell(&self, topic: Option<Arc<str>>) {
+        // Without anybody who waits there is nobody to tell.
+        drop(self.told.send(topic));
     }
 }
 
@@ -53,7 +75,7 @@ impl Hints {
     /// The hints of the data set called `prefix`.
     pub(super) fn new(prefix: &str) -> Self {
         let channel = format!("{prefix}:hints");
-        Self { wakes: Arc::default(), channel, listener: Mutex::default() }
+        Self { wakes: Arc::new(Wakes::new()), channel, listener: Mutex::default() }
     }
 
     /// The channel that others listen to.
@@ -82,7 +104,24 @@ impl Hints {
 
     /// Something was committed here.
     pub(super) fn committed(&self) {
-        self.wakes.all();
+        self.wakes.committed();
+    }
+
+    /// Wakes whoever waits here for `topic`, and says what others are to be sent.
+    pub(super) fn tell(&self, topic: &str) -> String {
+        self.wakes.tell(Some(topic.into()));
+        format!("{TOLD}{topic}")
+    }
+
+    /// Returns when somebody may have told of `topic`.
+    pub(super) async fn told(&self, link: &Link, topic: &str) {
+        // Before it begins to listen to others, since that wakes everybody.
+        let mut told = self.wakes.told.subscribe();
+        self.wakes(link);
+        // Whoever missed something may have missed this.
+        while let Ok(Some(other)) = told.recv().await
+            && *other != *topic
+        {}
     }
 }
 
@@ -96,7 +135,10 @@ async fn listen(link: &Link, channel: &str, wakes: &Wakes) -> RedisResult<()> {
             Ok(None) => return Ok(()),
             Ok(Some(message)) => match message.get_payload_bytes() {
                 b"feed" => wakes.feed.notify_waiters(),
-                _ => wakes.all(),
+                other => match other.strip_prefix(TOLD.as_bytes()).map(str::from_utf8) {
+                    Some(topic) => wakes.tell(topic.ok().map(Arc::from)),
+                    None => wakes.committed(),
+                },
             },
             Err(_) => {
                 let answer = timeout(SILENCE_MAX, sink.ping::<redis::Value>()).await;

@@ -205,7 +205,7 @@ impl RedisStore {
                 command.arg(job.job.job_id.step.0).arg(&*job.job.queue).arg(due_us(job.due_at));
             }
             for row in &rows {
-                command.arg(row.seq).arg(row.count).arg(row.at.0).arg(&row.events);
+                command.arg(row.last).arg(row.count).arg(row.at.0).arg(&row.events);
             }
             for LogLine { number, at, line } in &copy.log_lines {
                 command.arg(format!("{number};{};{}", at.0, encode_line(line)));
@@ -233,7 +233,7 @@ fn fields_of(copy: &RunCopy) -> Vec<(String, String)> {
         ("status", run.status.as_str().to_owned()),
         ("started_at", copy.row.started_at.0.to_string()),
         ("updated_at", copy.row.updated_at.0.to_string()),
-        ("open_jobs", copy.jobs.len().to_string()),
+        ("steps", run.steps.len().to_string()),
         ("indexes", indexes),
         ("log_lines", lines.to_string()),
     ];
@@ -255,7 +255,8 @@ fn fields_of(copy: &RunCopy) -> Vec<(String, String)> {
 
 /// A row of an imported log: events that were stored at the same time.
 struct ImportedRow {
-    seq: u64,
+    /// The number of its last event.
+    last: u64,
     count: usize,
     at: Timestamp,
     events: String,
@@ -267,7 +268,8 @@ fn rows_of(events: &[StoredEvent]) -> Vec<ImportedRow> {
     let row = |part: &[StoredEvent]| {
         let events: Vec<&Event> = part.iter().map(|stored| &stored.event).collect();
         let events = serde_json::to_string(&events).expect("events have a JSON form");
-        ImportedRow { seq: part[0].seq, count: part.len(), at: part[0].at, events }
+        let last = part[part.len() - 1].seq;
+        ImportedRow { last, count: part.len(), at: part[0].at, events }
     };
     parts.map(row).collect()
 }

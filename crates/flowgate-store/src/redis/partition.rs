@@ -7,7 +7,7 @@
 use flowgate_core::ids::RunId;
 
 /// The number of the layout. Another one is refused.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 /// The partitions of a data set.
 #[derive(Debug)]

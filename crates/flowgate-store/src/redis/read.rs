@@ -24,9 +24,11 @@ const NEEDY_MAX: usize = 8;
 impl RedisStore {
     /// A run with its open jobs.
     pub(super) async fn detail(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
-        let mut command = redis::cmd("HGETALL");
-        command.arg(self.key(run_id, "run"));
-        let answer = self.call("reading a run", &command).await?;
+        let prefix = self.partitions.prefix_of(run_id);
+        let write = |command: &mut Cmd| {
+            command.arg(Text(run_id));
+        };
+        let answer = self.run("reading a run", &script::READ_RUN, prefix, write).await?;
         decode_detail(run_id, Reply::of(answer)?)
     }
 
@@ -138,9 +140,8 @@ impl RedisStore {
                 break;
             }
             let mut row = rows.array()?;
-            let first = row.number()?;
-            let (_at, _position) = (row.word()?, row.word()?);
-            job.take_stored(first, &row.word()?)?;
+            let (last, _at) = (row.number()?, row.word()?);
+            job.take_stored(last, &row.word()?)?;
             if job.lacks() == Some(seq) {
                 return Err(fault::unreadable(format_args!(
                     "no event {seq} of a run that needs it"

@@ -1,5 +1,6 @@
 //! Stored values, and the values that they stand for.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Job, JobKind};
@@ -28,17 +29,21 @@ pub(super) fn decode_run(text: &str) -> Result<Arc<Run>, StoreError> {
     run.map_err(|error| damaged("a record of a run", error))
 }
 
-/// What never changes in a job: `KIND:INPUT,INPUT`.
-pub(super) fn encode_job(job: &Job) -> String {
+/// What never changes in a job: `QUEUE;KIND:INPUT,INPUT`.
+pub(super) fn encode_queued(job: &Job) -> String {
     let kind = match job.kind {
         JobKind::Execute => "execute",
         JobKind::Timer => "timer",
     };
-    let inputs: Vec<String> = job.inputs.iter().map(u64::to_string).collect();
-    format!("{kind}:{}", inputs.join(","))
+    let mut text = format!("{};{kind}:", job.queue);
+    for (at, input) in job.inputs.iter().enumerate() {
+        let separator = if at == 0 { "" } else { "," };
+        write!(text, "{separator}{input}").expect("a text can grow");
+    }
+    text
 }
 
-/// The other way round.
+/// The other way round, but for the queue.
 pub(super) fn decode_job(
     text: &str,
     job_id: JobId,
@@ -76,63 +81,53 @@ pub(super) fn decode_lost(text: &str) -> Result<Vec<LeaseStamp>, StoreError> {
 
 /// A job's field, as the header of `shared.lua` has it, of a job that nobody holds.
 pub(super) fn encode_free(job: &Job, due_us: u128, has_lost: bool) -> String {
-    let (lost, fixed) = (u8::from(has_lost), encode_job(job));
-    format!("Q{lost};0;0;{};{due_us};{};;{fixed};", job.attempt, job.queue)
+    let (lost, queued) = (u8::from(has_lost), encode_queued(job));
+    format!("Q{lost};0;0;{};{due_us};{queued};", job.attempt)
 }
 
 /// A run as a listing shows it: record, started, updated, ended, whether its events are removed.
 pub(super) fn decode_row(mut reply: Reply) -> Result<Option<RunRow>, StoreError> {
     // A run may be swept between the look at an index and the look at it.
     let Some(record) = reply.text()? else { return Ok(None) };
-    Ok(Some(RunRow {
-        run: decode_run(&record)?,
+    read_row(&record, &mut reply).map(Some)
+}
+
+fn read_row(record: &str, reply: &mut Reply) -> Result<RunRow, StoreError> {
+    Ok(RunRow {
+        run: decode_run(record)?,
         started_at: Timestamp(reply.number()?),
         updated_at: Timestamp(reply.number()?),
         ended_at: reply.text()?.map(|at| parse(&at)).transpose()?.map(Timestamp),
         events_removed: reply.text()?.is_some(),
-    }))
+    })
 }
 
-/// All fields of a run.
+/// A run with its open jobs, as `read_run.lua` answers.
 pub(super) fn decode_detail(
     run_id: RunId,
     mut reply: Reply,
 ) -> Result<Option<RunDetail>, StoreError> {
-    let mut fields = std::collections::HashMap::new();
-    while reply.left() > 0 {
-        fields.insert(reply.word()?, reply.word()?);
+    if reply.left() == 0 {
+        return Ok(None);
     }
-    let Some(record) = fields.get("record") else { return Ok(None) };
-    let time = |name: &str| {
-        let at = fields.get(name).map(|at| parse(at)).transpose()?;
-        at.map(Timestamp).ok_or_else(|| unreadable(format_args!("a run without {name}")))
-    };
-    let row = RunRow {
-        run: decode_run(record)?,
-        started_at: time("started_at")?,
-        updated_at: time("updated_at")?,
-        ended_at: fields.contains_key("ended_at").then(|| time("ended_at")).transpose()?,
-        events_removed: fields.contains_key("events_removed"),
-    };
+    let record = reply.word()?;
+    let row = read_row(&record, &mut reply)?;
     let mut jobs = Vec::new();
-    for (name, state) in &fields {
-        if let Some(step) = name.strip_prefix("job:") {
-            let lost = fields.get(&format!("lost:{step}")).map_or("", String::as_str);
-            let job_id = JobId { run_id, step: StepIndex(parse(step)?) };
-            jobs.push(decode_job_detail(job_id, state, lost)?);
-        }
+    while reply.left() > 0 {
+        let job_id = JobId { run_id, step: StepIndex(reply.number()?) };
+        let (state, lost) = (reply.word()?, reply.word()?);
+        jobs.push(decode_job_detail(job_id, &state, &lost)?);
     }
     jobs.sort_by_key(|open| open.job.job_id.step);
     Ok(Some(RunDetail { row, jobs }))
 }
 
 fn decode_job_detail(job_id: JobId, state: &str, lost: &str) -> Result<JobDetail, StoreError> {
-    let mut parts = state.splitn(9, ';').skip(1);
+    let mut parts = state.splitn(8, ';').skip(1);
     let mut part = || parts.next().ok_or_else(|| unreadable("half a job"));
     let (token, expires_at) = (parse(part()?)?, parse(part()?)?);
     let (attempt, due_us): (_, i64) = (parse(part()?)?, parse(part()?)?);
     let queue = part()?.into();
-    part()?;
     let (job, instance) = (part()?, InstanceId(part()?.into()));
     Ok(JobDetail {
         job: decode_job(job, job_id, queue, attempt)?,
@@ -157,12 +152,15 @@ pub(super) struct LogRow {
 }
 
 impl LogRow {
-    /// First event, time, position, events.
+    /// Last event, time and place, text.
     pub(super) fn read(run_id: RunId, mut reply: Reply) -> Result<Self, StoreError> {
-        let (seq, at, position) = (reply.number()?, Timestamp(reply.number()?), reply.number()?);
-        let events = serde_json::from_str(&reply.word()?);
-        let events = events.map_err(|error| damaged("events", error))?;
-        Ok(Self { run_id, seq, at, position, events })
+        let (last, at, text): (u64, _, _) = (reply.number()?, reply.word()?, reply.word()?);
+        let row = RowText::read(last, &text)?;
+        let mut parts = at.split(';');
+        let mut part = || parts.next().ok_or_else(|| unreadable("half a row of a log"));
+        let (at, entry) = (Timestamp(parse(part()?)?), parse::<u64>(part()?)?);
+        let events = serde_json::from_str(row.events).map_err(|error| damaged("events", error))?;
+        Ok(Self { run_id, seq: row.first, at, position: entry + row.offset, events })
     }
 
     /// Its events as a reader gets them.
@@ -175,6 +173,29 @@ impl LogRow {
             at,
             event,
         })
+    }
+}
+
+/// The text of a row of a log: `COMMIT;COUNT;OFFSET;EVENTS`.
+#[derive(Debug)]
+pub(super) struct RowText<'a> {
+    /// The number of its first event.
+    pub(super) first: u64,
+    /// How far the first event is from the position that the row of the feed begins at.
+    offset: u64,
+    /// A JSON array.
+    pub(super) events: &'a str,
+}
+
+impl<'a> RowText<'a> {
+    /// The row whose last event has this number.
+    pub(super) fn read(last: u64, text: &'a str) -> Result<Self, StoreError> {
+        let mut parts = text.splitn(4, ';').skip(1);
+        let mut part = || parts.next().ok_or_else(|| unreadable("half a row of a log"));
+        let (count, offset): (u64, u64) = (parse(part()?)?, parse(part()?)?);
+        let before = last.checked_sub(count);
+        let before = before.ok_or_else(|| unreadable("a row of a log that is too long"))?;
+        Ok(Self { first: before + 1, offset, events: part()? })
     }
 }
 
@@ -210,11 +231,13 @@ impl Needy {
             .expect("events in memory are read");
     }
 
-    /// The same from events as they are stored; only those that it lacks are read.
-    pub(super) fn take_stored(&mut self, first: u64, events: &str) -> Result<(), StoreError> {
+    /// The same from a row of the log whose last event has this number; only the events that it
+    /// lacks are read.
+    pub(super) fn take_stored(&mut self, last: u64, text: &str) -> Result<(), StoreError> {
+        let row = RowText::read(last, text)?;
         let events: Vec<&RawValue> =
-            serde_json::from_str(events).map_err(|error| damaged("events", error))?;
-        self.take(first, |at| {
+            serde_json::from_str(row.events).map_err(|error| damaged("events", error))?;
+        self.take(row.first, |at| {
             let event = serde_json::from_str::<Event>(events.get(at)?.get());
             Some(event.map(|event| event.payload()).map_err(|error| damaged("an event", error)))
         })

@@ -1,5 +1,6 @@
 //! The suite on Redis, and what only Redis can do to a store.
 
+mod control;
 mod faults;
 mod servers;
 

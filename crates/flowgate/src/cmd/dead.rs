@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::App;
 use super::queues::rate;
 use super::runs::steer::Hand;
-use crate::control::{Request, Served};
+use crate::control::{Reply, Request};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
 use crate::lookup;
@@ -379,14 +379,14 @@ async fn carry_out(
         }
         let run_id = letter.row.run.run_id;
         match hand.ask(what.request(run_id, app.config.retention.runs)).await {
-            Ok(Served::Run(reply)) if reply.existed => tally.before += 1,
-            Ok(Served::Run(reply)) => {
+            Ok(Reply::Run(reply)) if reply.existed => tally.before += 1,
+            Ok(Reply::Run(reply)) => {
                 tally.done.push(json!({ "run_id": run_id, "new_run_id": reply.run_id }));
             }
-            Ok(Served::Steered(value)) if value["dropped"] == true => {
+            Ok(Reply::Value(value)) if value["dropped"] == true => {
                 tally.done.push(json!({ "run_id": run_id }));
             }
-            Ok(Served::Steered(_)) => tally.before += 1,
+            Ok(Reply::Value(_)) => tally.before += 1,
             Err(failure) if failure.code == "not_dead" => tally.before += 1,
             Err(failure) if failure.exit == Exit::Store => {
                 bar.finish_and_clear();

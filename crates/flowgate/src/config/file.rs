@@ -66,7 +66,7 @@ fn flatten(
         }
         if let DeValue::Table(inner) = value.get_ref()
             && prefix.is_empty()
-            && matches!(key.as_str(), "retention" | "store")
+            && matches!(key.as_str(), "leader" | "retention" | "store")
         {
             flatten(reading, &format!("{key}."), inner, settings)?;
             continue;

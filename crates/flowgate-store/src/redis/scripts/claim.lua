@@ -7,8 +7,8 @@
 -- ARGV[4]  bytes of payloads at most; the caller reads what is missing
 -- ARGV[5]  number of queues, or -1 for all, or -1 - n for all but n; then their names
 -- Reply    time, deadline of the leases; then for each job an array: run id, step, due, token,
---   attempt, queue, job, lost leases, record (empty if a job before it has it), and first event
---   and events of each row of the log that holds an input
+--   attempt, queue, job, lost leases, record (empty if a job before it has it), and last event and
+--   text of each row of the log that holds an input
 local meta = call('HMGET', meta_key, 'clock_ms', 'token', 'partitions', 'partition')
 local now = clock(meta[1])
 local token, partitions, partition = tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
@@ -40,22 +40,20 @@ table.sort(heads, function(one, other)
   return one[1] < other[1] or (one[1] == other[1] and one[2] < other[2])
 end)
 
-local function add_inputs(reply, id, job, seen)
+local function add_inputs(reply, run_key, version, job, seen)
   for seq in string.gmatch(match(job, ':(.*)$'), '%d+') do
     local number, is_there = tonumber(seq), false
     for _, row in ipairs(seen) do
-      is_there = is_there or (row[1] <= number and number < row[1] + row[2])
+      is_there = is_there or (row[1] < number and number <= row[2])
     end
     if not is_there then
       if bytes <= 0 then return end
-      local log_key = prefix .. 'log:' .. id
-      local row, first = row_of(log_key, number)
-      if row then
-        local _, _, _, count = match(row, ROW)
-        local events = call('HGET', log_key, format('events:%d', first))
-        seen[#seen + 1] = { first, tonumber(count) }
-        bytes = bytes - #events
-        reply[#reply + 1], reply[#reply + 2] = first, events
+      local last = row_of(run_key, number, version)
+      if last then
+        local row = call('HGET', run_key, format('%d', last))
+        seen[#seen + 1] = { last - match(row, ROW), last }
+        bytes = bytes - #row
+        reply[#reply + 1], reply[#reply + 2] = last, row
       end
     end
   end
@@ -67,13 +65,13 @@ for index = 1, math.min(slots, #heads) do
   local member, queue = head[2], head[3]
   local id, step = sub(member, 1, 36), sub(member, 38)
   local run_key = prefix .. 'run:' .. id
-  local found = call('HMGET', run_key, 'record', 'job:' .. step, 'lost:' .. step)
+  local found = call('HMGET', run_key, 'record', 'job:' .. step, 'lost:' .. step, 'version')
   local gone = withdrawn[queue] or {}
   withdrawn[queue] = gone
   gone[#gone + 1] = member
   -- A job that is queued twice is leased after its first turn.
   if found[2] and sub(found[2], 1, 1) == 'Q' then
-    local _, has_lost, before, _, attempt, due, _, _, job, who = match(found[2], STATE)
+    local _, has_lost, before, _, attempt, due, _, job, who = match(found[2], STATE)
     local lost = found[3] or ''
     if before ~= '0' then
       lost = lost .. attempt .. ';' .. before .. ';' .. who .. '\n'
@@ -82,19 +80,19 @@ for index = 1, math.min(slots, #heads) do
     end
     token = token + 1
     local granted, next_attempt = format('%d', token * partitions + partition), format('%d', attempt + 1)
-    call('HSET', run_key, 'job:' .. step, format('L%s;%s;%s;%s;%s;%s;;%s;%s', has_lost, granted,
+    call('HSET', run_key, 'job:' .. step, format('L%s;%s;%s;%s;%s;%s;%s;%s', has_lost, granted,
       deadline, next_attempt, due, queue, job, instance))
-    leased[#leased + 1], leased[#leased + 2] = deadline, member
+    leased[#leased + 1], leased[#leased + 2] = deadline, id
     local reply = { id, step, due, granted, next_attempt, queue, job, lost,
       known[id] and '' or found[1] }
     known[id] = known[id] or {}
-    add_inputs(reply, id, job, known[id])
+    add_inputs(reply, run_key, tonumber(found[4]), job, known[id])
     replies[#replies + 1] = reply
   end
 end
 if #leased > 0 then
   call('HSET', meta_key, 'token', token)
-  in_parts('ZADD', leases_key, leased)
+  add_leases(leased)
 end
 for queue, members in pairs(withdrawn) do in_parts('ZREM', prefix .. 'queue:' .. queue, members) end
 return replies

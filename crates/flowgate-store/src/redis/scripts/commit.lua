@@ -1,46 +1,109 @@
 -- Applies each commit of a batch or refuses it, in order. All that is written is written at the
--- end, out of a picture of the runs, so a key of a wrong type fails the call before it wrote.
+-- end, so a key of a wrong type fails the call before it wrote.
+--
+-- A step of a flow is one HMGET and one HSET here, and texts that the caller has made or that are
+-- the same for the whole batch: the time of the server goes into the making of texts.
 --
 -- KEYS[1]  prefix of the partition
 -- ARGV[1]  instance that takes jobs by hand-off; empty for none
 -- ARGV[2]  milliseconds of its leases
 -- ARGV[3]  position that the caller knows to be written
 -- ARGV[4]  channel for hints
--- ARGV[5]  number of commits; then for each:
---   run id, commit id, version before (empty for a start), version after, status, whether it is
---   terminal (1, 0), number of events, record, events, number of guards, of changes, of indexes;
---   for each guard: step, token;
---   for each change: `remove`, step | `postpone`, step, due (`+` and a span, `@` and a time),
---   attempt | `put`, step, due, attempt, queue, job, whether to hand it off (1, 0);
+-- ARGV[5]  number of commits
+-- ARGV[6]  number of events in all
+-- ARGV[7]  row of the feed if all are applied: `ID:SEQ:COUNT:OFFSET` of each, with commas between;
+--   then for each commit:
+--   key of the run, shape, version before (0 for a start), version after, record, row of the log;
+--   for each guard its token; for each job that is put `queue;job`;
 --   for a start its indexes as JSON, and then one by one.
--- Reply    time, deadline of what was handed off, 1 if the known position is not written, last
---   position; then for each commit an array: 0 (applied), and step and token of each hand-off |
---   1 (the run is there) | 2 (it is at another version) | 3 (a lease is lost), step | 4 (applied
---   before), record, and step, token, attempt, deadline, job of each lease of its hand-off
+--   A shape reads `status;steps;guards;changes;indexes;several`, and few differ in a batch. Steps
+--   is their number where the run starts or ends, else empty; guards and changes have a comma
+--   after each: a guard is a step, a change `rSTEP` (remove), `lSTEP DUE/ATTEMPT` (later) or
+--   `pSTEP DUE/ATTEMPT` (put; with `!` to be handed off), without the space, where DUE is `+` and
+--   a span or `@` and a time; indexes is their number; several is `s` where the call has more than
+--   one commit of the run.
+-- Reply    time, deadline and token of what was handed off, 1 if the known position is not
+--   written, last position; then for each commit: 0 (applied, and handed off what was to be) | 1
+--   (the run is there) | 2 (it is at another version) | or an array: 0, and each step that was
+--   handed off | 3 (a lease is lost), step | 4 (applied before), record, and step, token, attempt,
+--   deadline, job of each lease of its hand-off
 local meta = call('HMGET', meta_key, 'clock_ms', 'position', 'token', 'partitions', 'partition',
   'due_wanted_until', 'feed_wanted_until')
 local now, us = clock(meta[1])
-local position, token = tonumber(meta[2]), tonumber(meta[3])
-local partitions, partition = tonumber(meta[4]), tonumber(meta[5])
-local instance, deadline = ARGV[1], format('%d', now + ARGV[2])
-local is_truncated = position < tonumber(ARGV[3]) and 1 or 0
-local now_text, due_now = format('%d', now), now * 1000
-local replies = { now, tonumber(deadline), is_truncated, position }
+local position, token = tonumber(meta[2]), meta[3] + 1
+-- All hand-offs of a batch have one token: no job is handed off twice in it.
+local granted = format('%d', token * meta[4] + meta[5])
+local instance, deadline = ARGV[1], now + ARGV[2]
+local deadline_text, now_text, due_now = format('%d', deadline), format('%d', now), now * 1000
+local lease_head = 'L0;' .. granted .. ';' .. deadline_text .. ';'
+local lease_tail = ';' .. format('%d', due_now + us) .. ';'
+local replies = { now, deadline, granted, position < tonumber(ARGV[3]) and 1 or 0, position }
 
--- How many arguments a change has.
-local WIDTHS = { remove = 2, postpone = 4, put = 7 }
+local ENDED = { completed = true, failed = true, cancelled = true }
+-- Where the fields of jobs begin among those that a shape reads, and `at:SEQ` among those that
+-- are written.
+local JOBS_AT, AT_TEXT = 3, 9
 
-local runs, touched, rows = {}, {}, {}
-local leases, queues, indexes = {}, {}, {}
-local tickets, is_hinted = 0, false
+local shapes, at_fields, handed_off, pictures = {}, {}, {}, {}
+-- By what the field of a job reads: the token if its lease is held, when that ends, whether leases
+-- were lost before it.
+local holders, ends, has_lost = {}, {}, {}
+-- For each commit that is applied: what is written, how long that list is, what is removed.
+local sets, sizes, drops, applied = {}, {}, {}, 0
+local indexes, tickets, is_hinted = {}, 0, false
 
-local function in_map(maps, name)
-  local map = maps[name]
+-- Writes a member of a sorted set with this score, or removes it.
+local function note(name, member, score)
+  local map = indexes[name]
   if not map then
     map = {}
-    maps[name] = map
+    indexes[name] = map
   end
-  return map
+  map[member] = score
+end
+
+local function read_shape(text)
+  local status, steps, guards, changes, names, several =
+    match(text, '^(%l+);(%d*);([%d,]*);([^;]*);(%d+);(s?)$')
+  local fields, places = { 'version', 'status' }, {}
+  local function place(step)
+    if not places[step] then
+      fields[#fields + 1] = 'job:' .. step
+      places[step] = #fields
+    end
+    return places[step]
+  end
+  local shape = { status = status, steps = steps, fields = fields, is_end = ENDED[status],
+    is_several = several == 's', guards = {}, changes = {}, names = tonumber(names) }
+  for step in string.gmatch(guards, '%d+') do
+    shape.guards[#shape.guards + 1] = place(step)
+  end
+  local argument = 6 + #shape.guards
+  for kind, step, due, attempt, is_wanted in
+    string.gmatch(changes, '(%a)(%d+)([+@]?%d*)/?(%d*)(!?),') do
+    local change = { kind = kind, step = step, due = due, attempt = attempt,
+      is_wanted = is_wanted == '!', place = place(step), field = 'job:' .. step }
+    if kind == 'p' then change.argument, argument = argument, argument + 1 end
+    shape.changes[#shape.changes + 1] = change
+  end
+  shape.names_at = argument
+  shape.width = argument + (shape.names > 0 and shape.names + 1 or 0)
+  -- A run that ends takes all of its jobs along.
+  for step = 1, shape.is_end and steps or 0 do place(format('%d', step - 1)) end
+  shapes[text] = shape
+  return shape
+end
+
+-- The token of a job's lease; false if nobody holds one.
+local function holder_of(state)
+  local holder = holders[state]
+  if holder == nil then
+    local lost, found, over = match(state, '^L(%d);(%d+);(%d+);')
+    over = tonumber(over)
+    holder = found and over > now and found or false
+    holders[state], ends[state], has_lost[state] = holder, over, lost == '1'
+  end
+  return holder
 end
 
 -- Jobs that are due at the same millisecond are claimed in the order in which they became so.
@@ -55,263 +118,265 @@ local function due_of(text)
   return (now + span) * 1000 + math.min(tickets - 1, 999), false
 end
 
-local function enqueue(queue, member, due)
-  in_map(queues, queue)[member] = due
-  is_hinted = true
-end
-
--- Takes a job out of where its state says that it is.
-local function withdraw(member, state)
-  if sub(state, 1, 1) == 'L' then
-    leases[member] = false
-  else
-    local _, _, _, _, _, _, queue = match(state, STATE)
-    in_map(queues, queue)[member] = false
-  end
-end
-
-local function state_of(run, step)
-  local state = run.states[step]
-  if state == nil then
-    state = run.is_stored and call('HGET', run.key, 'job:' .. step)
-    run.states[step] = state
+-- What the field of a job reads that is leased to the caller.
+local function leased(attempt, job)
+  -- Nearly all begin with their first attempt, and are alike for runs of a flow at the same step.
+  local state = attempt == '0' and handed_off[job]
+  if not state then
+    state = lease_head .. format('%d', attempt + 1) .. lease_tail .. job .. ';' .. instance
+    if attempt == '0' then handed_off[job] = state end
   end
   return state
 end
 
-local function load(id, guard_at, guards, change_at, changes)
-  local run = { key = prefix .. 'run:' .. id, states = {}, changed = {} }
-  local fields = { 'version', 'status', 'open_jobs', 'started_at' }
-  local count = 4
-  for at = guard_at, guard_at + 2 * guards - 2, 2 do
-    count = count + 1
-    fields[count] = 'job:' .. ARGV[at]
-  end
-  local at = change_at
-  for _ = 1, changes do
-    count = count + 1
-    fields[count] = 'job:' .. ARGV[at + 1]
-    at = at + WIDTHS[ARGV[at]]
-  end
-  local found = call('HMGET', run.key, unpack(fields))
-  run.version, run.status, run.started_at = found[1], found[2], found[4]
-  run.stored_status, run.stored_open = found[2], found[3]
-  run.open, run.is_stored = tonumber(found[3] or 0), found[1] and true
-  for index = 5, count do run.states[sub(fields[index], 5)] = found[index] end
-  runs[id] = run
-  return run
+local function is_ours(state)
+  return state and sub(state, 1, #lease_head) == lease_head
 end
 
-local function held(state, lease_token)
-  if not state then return false end
-  local found, ends = match(state, '^L%d;(%d+);(%d+);')
-  return found == lease_token and tonumber(ends) > now
+-- Has a field of the run removed with this commit.
+local function drop(at, field)
+  local dropped = drops[applied + 1]
+  if not dropped then
+    dropped = { ARGV[at] }
+    drops[applied + 1] = dropped
+  end
+  dropped[#dropped + 1] = field
 end
 
-local function handed_off_again(reply, run, commit, change_at, changes)
-  reply[1], reply[2] = 4, run.record or call('HGET', run.key, 'record')
-  local at = change_at
-  for _ = 1, changes do
-    local step = ARGV[at + 1]
-    local state = ARGV[at] == 'put' and state_of(run, step)
+-- Takes a job out of its queue if it is in one; whether leases were lost, and `queue;job`. The
+-- entry of a lease goes when it is looked at.
+local function withdraw(at, step, state)
+  local place, lost, _, _, _, _, queue, job = match(state, STATE)
+  if place == 'Q' then note('queue:' .. queue, sub(ARGV[at], -36) .. ':' .. step, false) end
+  return lost == '1', queue .. ';' .. job
+end
+
+-- Takes a job that goes out of its queue, and has its lost leases removed.
+local function forget(at, field, state)
+  local is_lost = holder_of(state) and has_lost[state]
+  if not holder_of(state) then is_lost = withdraw(at, sub(field, 5), state) end
+  if is_lost then drop(at, 'lost:' .. sub(field, 5)) end
+end
+
+-- What the field of a job reads that is put or goes back to its queue, and whether it is leased.
+local function put(at, change, state)
+  local job, lost = change.argument and ARGV[at + change.argument], '0'
+  if change.is_wanted and change.due == '+0' and not state then
+    return leased(change.attempt, job), true
+  end
+  if state then
+    local is_lost, queued = withdraw(at, change.step, state)
+    if change.kind == 'l' then
+      job, lost = queued, is_lost and '1' or '0'
+    elseif is_lost then
+      drop(at, 'lost:' .. change.step)
+    end
+  end
+  local due, is_due = due_of(change.due)
+  if change.is_wanted and is_due and not is_ours(state) then
+    return leased(change.attempt, job), true
+  end
+  due = format('%d', due)
+  note('queue:' .. match(job, '^[^;]*'), sub(ARGV[at], -36) .. ':' .. change.step, due)
+  is_hinted = true
+  return 'Q' .. lost .. ';0;0;' .. change.attempt .. ';' .. due .. ';' .. job .. ';', false
+end
+
+-- The reply to a commit of which not all was handed off that was to be.
+local function handed_off_of(shape, found)
+  local reply = { 0 }
+  for _, change in ipairs(shape.changes) do
+    if change.is_wanted and is_ours(found[change.place]) then reply[#reply + 1] = change.step end
+  end
+  return reply
+end
+
+-- What a commit does to the jobs of a run that goes on: the size that `set` has after it, and
+-- whether less is handed off than was to be.
+local function change_jobs(at, shape, found, set, size)
+  local guards, changes, leased_until = shape.guards, shape.changes, nil
+  local is_leased, is_short = false, false
+  for index = 1, #guards do
+    local place = guards[index]
+    local state = found[place]
+    leased_until = math.min(leased_until or ends[state], ends[state])
+    -- A commit under a lease has written the leases that were lost before it.
+    if has_lost[state] then
+      local field, told = shape.fields[place], 'L0' .. sub(state, 3)
+      holders[told], ends[told], has_lost[told] = holders[state], ends[state], false
+      found[place], set[size + 1], set[size + 2], size = told, field, told, size + 2
+      drop(at, 'lost:' .. sub(field, 5))
+    end
+  end
+  for index = 1, #changes do
+    local change = changes[index]
+    local place = change.place
+    local state = found[place] ~= '' and found[place]
+    if change.kind == 'r' then
+      if state then
+        forget(at, change.field, state)
+        found[place], set[size + 1], set[size + 2], size = '', change.field, '', size + 2
+      end
+    elseif state or change.kind == 'p' then
+      local new, is_handed_off = put(at, change, state)
+      found[place], set[size + 1], set[size + 2], size = new, change.field, new, size + 2
+      is_leased = is_leased or is_handed_off
+      is_short = is_short or change.is_wanted and not is_handed_off
+    end
+  end
+  -- Where a lease was held that ends no later than the new ones, the run has an entry for it.
+  if is_leased and not (leased_until and leased_until <= deadline) then
+    note('leases', sub(ARGV[at], -36), deadline_text)
+  end
+  return size, is_short
+end
+
+local function end_run(at, shape, found)
+  local key, fields = ARGV[at], shape.fields
+  local id = sub(key, -36)
+  for place = JOBS_AT, #fields do
+    local state = found[place]
     if state then
-      local place, _, lease_token, ends, attempt, _, _, by, job, who = match(state, STATE)
-      if place == 'L' and by == commit and who == instance and tonumber(ends) > now then
-        for _, value in ipairs({ step, lease_token, attempt, ends, job }) do
+      if state ~= '' then forget(at, fields[place], state) end
+      drop(at, fields[place])
+      found[place] = false
+    end
+  end
+  note('open', id, false)
+  note('leases', id, false)
+  note('ended', id, now_text)
+  if shape.status ~= 'completed' then
+    note(shape.status, id, call('HGET', key, 'started_at') or now_text)
+  end
+end
+
+local function apply(at, shape, found)
+  local key, after = ARGV[at], ARGV[at + 3]
+  local at_field = at_fields[after]
+  if not at_field then
+    at_field = 'at:' .. after
+    at_fields[after] = at_field
+  end
+  -- The list is made as long as most are: growing it costs more than writing it.
+  local set, size = { key, 'version', after, 'record', ARGV[at + 4], after, ARGV[at + 5], at_field,
+    false, false, false, false, false, false, false }, AT_TEXT
+  local is_short = false
+  if found[2] ~= shape.status then
+    set[size + 1], set[size + 2], size = 'status', shape.status, size + 2
+  end
+  if found[1] == false then
+    local id, names_at = sub(key, -36), at + shape.names_at
+    set[size + 1], set[size + 2], size = 'started_at', now_text, size + 2
+    set[size + 1], set[size + 2], size = 'steps', shape.steps, size + 2
+    set[size + 1], set[size + 2], size = 'indexes', ARGV[names_at], size + 2
+    for name = names_at + 1, names_at + shape.names do note(ARGV[name], id, now_text) end
+    note('open', id, now_text)
+  end
+  if shape.is_end then
+    set[size + 1], set[size + 2], size = 'ended_at', now_text, size + 2
+    end_run(at, shape, found)
+  else
+    size, is_short = change_jobs(at, shape, found, set, size)
+  end
+  applied = applied + 1
+  sets[applied], sizes[applied] = set, size
+  return is_short and handed_off_of(shape, found) or 0
+end
+
+-- What a commit is told that was decided on another version, or that was applied before.
+local function refuse(at, shape, found, picture)
+  local key, after, row = ARGV[at], ARGV[at + 3], ARGV[at + 5]
+  local there = picture and picture[after] or call('HGET', key, after)
+  if not there or sub(there, 1, 32) ~= sub(row, 1, 32) then return ARGV[at + 2] == '0' and 1 or 2 end
+  local reply = { 4, picture and picture.record or call('HGET', key, 'record') }
+  local text = call('HGET', key, 'at:' .. after)
+  local by = text and match(text, '%d+$') or granted
+  for _, change in ipairs(shape.changes) do
+    local state = change.kind == 'p' and found[change.place]
+    if state and state ~= '' then
+      local place, _, holder, over, attempt, _, _, job, who = match(state, STATE)
+      if place == 'L' and holder == by and who == instance and tonumber(over) > now then
+        for _, value in ipairs({ change.step, holder, attempt, over, job }) do
           reply[#reply + 1] = value
         end
       end
     end
-    at = at + WIDTHS[ARGV[at]]
   end
-end
-
-local function remove(run, member, step, state)
-  withdraw(member, state)
-  run.has_lost = run.has_lost or sub(state, 2, 2) == '1'
-  run.states[step], run.changed[step] = false, true
-  run.open = run.open - 1
-end
-
-local function change(reply, run, id, commit, at)
-  local kind, step = ARGV[at], ARGV[at + 1]
-  local member, state = id .. ':' .. step, state_of(run, step)
-  if kind == 'remove' then
-    if state then remove(run, member, step, state) end
-    return
-  elseif kind == 'postpone' and not state then
-    return
-  end
-  local due, is_due = due_of(ARGV[at + 2])
-  local attempt, lost, queue, job = ARGV[at + 3], '0', ARGV[at + 4], ARGV[at + 5]
-  if state then
-    withdraw(member, state)
-    run.has_lost = run.has_lost or sub(state, 2, 2) == '1'
-    if kind == 'postpone' then
-      local _
-      _, lost, _, _, _, _, queue, _, job = match(state, STATE)
-    end
-  else
-    run.open = run.open + 1
-  end
-  if is_due and kind == 'put' and ARGV[at + 6] == '1' then
-    token = token + 1
-    local granted = format('%d', token * partitions + partition)
-    state = format('L0;%s;%s;%d;%d;%s;%s;%s;%s', granted, deadline, attempt + 1, due, queue, commit,
-      job, instance)
-    leases[member] = deadline
-    reply[#reply + 1] = step
-    reply[#reply + 1] = granted
-  else
-    state = format('Q%s;0;0;%s;%d;%s;;%s;', lost, attempt, due, queue, job)
-    enqueue(queue, member, due)
-  end
-  run.states[step], run.changed[step] = state, true
-end
-
-local function end_run(run, id, status)
-  if run.open > 0 and run.is_stored then
-    for _, field in ipairs(call('HKEYS', run.key)) do
-      local step = match(field, '^job:(%d+)$')
-      if step then state_of(run, step) end
-    end
-  end
-  for step, state in pairs(run.states) do
-    if state then remove(run, id .. ':' .. step, step, state) end
-  end
-  in_map(indexes, 'open')[id] = false
-  in_map(indexes, 'ended')[id] = now
-  if status ~= 'completed' then in_map(indexes, status)[id] = run.started_at end
-  run.ended_at = now_text
-end
-
-local function apply(run, id, commit, at)
-  local status, count = ARGV[at + 4], tonumber(ARGV[at + 6])
-  local guards, changes = tonumber(ARGV[at + 9]), tonumber(ARGV[at + 10])
-  local guard_at = at + 12
-  local change_at = guard_at + 2 * guards
-  local reply = { 0 }
-  local is_start = not run.version
-  -- A commit under a lease has written the leases that were lost before it.
-  for guard = guard_at, guard_at + 2 * guards - 2, 2 do
-    local step = ARGV[guard]
-    local state = run.states[step]
-    if sub(state, 2, 2) == '1' then
-      run.states[step], run.changed[step], run.has_lost = 'L0' .. sub(state, 3), true, true
-    end
-  end
-  if not run.is_touched then
-    run.is_touched = true
-    touched[#touched + 1] = run
-  end
-  local seq = format('%d', ARGV[at + 3] - count + 1)
-  run.version, run.status, run.record = ARGV[at + 3], status, ARGV[at + 7]
-  run.commits = run.commits or {}
-  run.commits[seq] = commit
-  rows[#rows + 1] = { id, seq, commit, position + 1, ARGV[at + 6], ARGV[at + 8] }
-  position = position + count
-  local is_ended = ARGV[at + 5] == '1'
-  for _ = 1, changes do
-    if not is_ended then change(reply, run, id, commit, change_at) end
-    change_at = change_at + WIDTHS[ARGV[change_at]]
-  end
-  if is_start then
-    run.started_at, run.indexes = now_text, ARGV[change_at]
-    for name = change_at + 1, change_at + ARGV[at + 11] do in_map(indexes, ARGV[name])[id] = now end
-    if not is_ended then in_map(indexes, 'open')[id] = now end
-  end
-  if is_ended then end_run(run, id, status) end
   return reply
 end
 
-local function judge_and_apply(at)
-  local id, commit, before = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local guards, changes = tonumber(ARGV[at + 9]), tonumber(ARGV[at + 10])
-  local guard_at = at + 12
-  local change_at = guard_at + 2 * guards
-  local run = runs[id] or load(id, guard_at, guards, change_at, changes)
-  local refusal
-  if before == '' then
-    if run.version then refusal = 1 end
-  elseif run.version ~= before or run.ended_at or run.status == 'completed'
-    or run.status == 'failed' or run.status == 'cancelled' then
-    refusal = 2
-  end
+local function judge(at, shape, found, picture)
   -- The version decides before a lease does: this commit may have ended the lease.
-  if refusal then
-    local seq = format('%d', (before == '' and 0 or before) + 1)
-    local written = run.commits and run.commits[seq]
-    if not written and run.is_stored then
-      local row = call('HGET', prefix .. 'log:' .. id, seq)
-      written = row and match(row, '^[^;]*')
+  if (found[1] or '0') ~= ARGV[at + 2] or ENDED[found[2]] then
+    return refuse(at, shape, found, picture)
+  end
+  local guards = shape.guards
+  for index = 1, #guards do
+    local state = found[guards[index]]
+    if not state or holder_of(state) ~= ARGV[at + 5 + index] then
+      return { 3, sub(shape.fields[guards[index]], 5) }
     end
-    local reply = { refusal }
-    if written == commit then handed_off_again(reply, run, commit, change_at, changes) end
-    return reply
   end
-  for guard = guard_at, guard_at + 2 * guards - 2, 2 do
-    if not held(state_of(run, ARGV[guard]), ARGV[guard + 1]) then return { 3, ARGV[guard] } end
-  end
-  return apply(run, id, commit, at)
+  return apply(at, shape, found)
 end
 
-local at = 6
-for _ = 1, tonumber(ARGV[5]) do
-  replies[#replies + 1] = judge_and_apply(at)
-  local changes, names = tonumber(ARGV[at + 10]), tonumber(ARGV[at + 11])
-  at = at + 12 + 2 * ARGV[at + 9]
-  for _ = 1, changes do at = at + WIDTHS[ARGV[at]] end
-  if names > 0 then at = at + names + 1 end
+-- The same for a run of which the call has several commits: each sees what those before it did.
+local function judge_in_picture(at, shape)
+  local key, fields, found = ARGV[at], shape.fields, {}
+  local picture = pictures[key] or {}
+  pictures[key] = picture
+  for place, field in ipairs(fields) do
+    if picture[field] == nil then picture[field] = call('HGET', key, field) end
+    found[place] = picture[field]
+  end
+  local applied_before = applied
+  local reply = judge(at, shape, found, picture)
+  if applied > applied_before then
+    found[1], found[2] = ARGV[at + 3], shape.status
+    for place, field in ipairs(fields) do picture[field] = found[place] end
+    picture.record, picture[ARGV[at + 3]] = ARGV[at + 4], ARGV[at + 5]
+  end
+  return reply
 end
-replies[4] = position
-if #rows == 0 then return replies end
+
+local at, commits = 8, tonumber(ARGV[5])
+for index = #replies + 1, #replies + commits do
+  local shape = shapes[ARGV[at + 1]] or read_shape(ARGV[at + 1])
+  if shape.is_several then
+    replies[index] = judge_in_picture(at, shape)
+  else
+    replies[index] = judge(at, shape, call('HMGET', ARGV[at], unpack(shape.fields)))
+  end
+  at = at + shape.width
+end
+if applied == 0 then return replies end
 
 -- The first write is one that Redis refuses when it is out of memory, so that is before all.
-call('HSET', meta_key, 'position', position, 'token', token)
-for _, run in ipairs(touched) do
-  local set = { 'version', run.version, 'record', run.record, 'updated_at', now_text }
-  local count, removed = 6, nil
-  if run.status ~= run.stored_status then
-    set[count + 1], set[count + 2], count = 'status', run.status, count + 2
-  end
-  if run.open ~= tonumber(run.stored_open) then
-    set[count + 1], set[count + 2], count = 'open_jobs', run.open, count + 2
-  end
-  if run.indexes then
-    set[count + 1], set[count + 2] = 'indexes', run.indexes
-    set[count + 3], set[count + 4], count = 'started_at', run.started_at, count + 4
-  end
-  if run.ended_at then set[count + 1], set[count + 2], count = 'ended_at', run.ended_at, count + 2 end
-  for step in pairs(run.changed) do
-    local state = run.states[step]
-    if state then
-      set[count + 1], set[count + 2], count = 'job:' .. step, state, count + 2
-    else
-      removed = removed or {}
-      removed[#removed + 1] = 'job:' .. step
-    end
-    if run.has_lost and (not state or sub(state, 2, 2) == '0') then
-      removed = removed or {}
-      removed[#removed + 1] = 'lost:' .. step
-    end
-  end
-  call('HSET', run.key, unpack(set))
-  if removed and run.is_stored then call('HDEL', run.key, unpack(removed)) end
+-- Positions of commits that were refused stay unused.
+local entry = format('%d', position + 1)
+replies[5] = position + ARGV[6]
+call('HSET', meta_key, 'position', format('%d', replies[5]), 'token', format('%d', token))
+local at_text = now_text .. ';' .. entry .. ';' .. format('%d', applied) .. ';' .. granted
+for index = 1, applied do
+  local set = sets[index]
+  set[AT_TEXT] = at_text
+  call('HSET', unpack(set, 1, sizes[index]))
+  if drops[index] then call('HDEL', unpack(drops[index])) end
 end
 -- One row of the feed for the whole batch: it costs as much as one for each commit.
-local entry, pointers = format('%d', rows[1][4]), {}
-local tail = ';' .. entry .. ';' .. #rows
-for at_row, row in ipairs(rows) do
-  local id, seq = row[1], row[2]
-  call('HSET', prefix .. 'log:' .. id, seq,
-    row[3] .. ';' .. now_text .. ';' .. format('%d', row[4]) .. ';' .. row[5] .. tail,
-    'events:' .. seq, row[6])
-  pointers[at_row] = id .. ':' .. seq .. ':' .. row[5]
+local row = ARGV[7]
+if applied < commits then
+  local pointers = {}
+  for index, set in ipairs(sets) do
+    local count, offset = match(set[7], ROW)
+    pointers[index] = sub(set[1], -36) .. ':' .. set[6] .. ':' .. count .. ':' .. offset
+  end
+  row = table.concat(pointers, ',')
 end
-call('XADD', prefix .. 'feed', entry .. '-0', 'rows', table.concat(pointers, ','))
+call('XADD', prefix .. 'feed', entry .. '-0', 'rows', row)
 
-local function write_set(key, map)
-  local added, removed = {}, {}
+for name, map in pairs(indexes) do
+  local key, added, removed = prefix .. name, {}, {}
   for member, score in pairs(map) do
     if score then
       added[#added + 1], added[#added + 2] = score, member
@@ -319,15 +384,14 @@ local function write_set(key, map)
       removed[#removed + 1] = member
     end
   end
-  if #added > 0 then in_parts('ZADD', key, added) end
   if #removed > 0 then in_parts('ZREM', key, removed) end
-  return #added > 0
+  if name == 'leases' then
+    add_leases(added)
+  elseif #added > 0 then
+    in_parts('ZADD', key, added)
+    if sub(name, 1, 6) == 'queue:' then call('SADD', prefix .. 'queues', sub(name, 7)) end
+  end
 end
-write_set(leases_key, leases)
-for queue, map in pairs(queues) do
-  if write_set(prefix .. 'queue:' .. queue, map) then call('SADD', prefix .. 'queues', queue) end
-end
-for name, map in pairs(indexes) do write_set(prefix .. name, map) end
 
 local is_due_wanted = is_hinted and tonumber(meta[6] or 0) > now
 if is_due_wanted or tonumber(meta[7] or 0) > now then

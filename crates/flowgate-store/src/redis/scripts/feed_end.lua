@@ -12,10 +12,9 @@ end
 -- What retention removed is not there to be read, whatever still points to it.
 local last = 0
 for _, entry in ipairs(call('XREVRANGE', prefix .. 'feed', '+', '-', 'COUNT', 8)) do
-  local position = tonumber(match(entry[1], '^%d+'))
-  for id, seq, count in string.gmatch(entry[2][2], ROW_OF_FEED) do
-    position = position + count
-    if call('HEXISTS', prefix .. 'log:' .. id, seq) == 1 then last = position - 1 end
+  local before = match(entry[1], '^%d+') - 1
+  for id, seq, count, offset in string.gmatch(entry[2][2], ROW_OF_FEED) do
+    if call('HEXISTS', prefix .. 'run:' .. id, seq) == 1 then last = before + offset + count end
   end
   if last > 0 then return last end
 end

@@ -8,7 +8,7 @@
 -- ARGV[5]  whether its events are removed (1, 0)
 -- ARGV[6]  number of fields, jobs, rows of the log, log lines and indexes, with commas between;
 --   then each field and its value; for each job: step, queue, due in microseconds; for each row:
---   first event, number of events, time, events; the lines; the indexes
+--   last event, number of events, time, events; the lines; the indexes
 -- Reply    1 if it was not there
 local ENTRY_ROWS_MAX = 500
 local id = ARGV[1]
@@ -33,10 +33,11 @@ while rows > 0 do
   local count_of_entry, entry, pointers = math.min(rows, ENTRY_ROWS_MAX), position + 1, {}
   for _ = 1, count_of_entry do
     local seq, count = ARGV[at], ARGV[at + 1]
+    local offset = format('%d', position + 1 - entry)
     -- No commit has this id, so none is taken for one that was applied.
-    call('HSET', prefix .. 'log:' .. id, seq, format(';%s;%d;%s;%d;%d', ARGV[at + 2],
-      position + 1, count, entry, count_of_entry), 'events:' .. seq, ARGV[at + 3])
-    pointers[#pointers + 1] = id .. ':' .. seq .. ':' .. count
+    call('HSET', run_key, seq, ';' .. count .. ';' .. offset .. ';' .. ARGV[at + 3], 'at:' .. seq,
+      format('%s;%d;%d;0', ARGV[at + 2], entry, count_of_entry))
+    pointers[#pointers + 1] = id .. ':' .. seq .. ':' .. count .. ':' .. offset
     position = position + count
     at = at + 4
   end

@@ -64,8 +64,11 @@ while found < limit and looked < LOOK_MAX do
     if is_match then
       found = found + 1
       if not is_count then
-        replies[#replies + 1] = call('HMGET', run_key, 'record', 'started_at', 'updated_at',
-          'ended_at', 'events_removed')
+        local row = call('HMGET', run_key, 'record', 'started_at', 'version', 'ended_at',
+          'events_removed')
+        -- A run may be swept between the look at an index and the look at it.
+        row[3] = row[3] and updated_at(run_key, row[3])
+        replies[#replies + 1] = row
       end
     end
     if found >= limit or looked >= LOOK_MAX then

@@ -5,20 +5,20 @@
 -- ARGV[2]  number of that event
 -- ARGV[3]  events that are enough
 -- ARGV[4]  bytes that are enough
--- Reply    for each row an array: first event, time, position, events
-local log_key = prefix .. 'log:' .. ARGV[1]
+-- Reply    for each row an array: last event, its time and place, its text
+local run_key = prefix .. 'run:' .. ARGV[1]
 local first, events, bytes = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local run = call('HMGET', prefix .. 'run:' .. ARGV[1], 'version', 'events_removed')
+local run = call('HMGET', run_key, 'version', 'events_removed')
 local replies = {}
-if not run[1] or run[2] or first > tonumber(run[1]) then return replies end
-local row, seq = row_of(log_key, first)
-while row and events > 0 and bytes > 0 do
-  local _, at, position, count = match(row, ROW)
-  local text = call('HGET', log_key, format('events:%d', seq))
-  replies[#replies + 1] = { seq, at, position, text }
-  events = events - math.min(count, seq + count - first)
+if not run[1] or run[2] then return replies end
+local version = tonumber(run[1])
+while events > 0 and bytes > 0 do
+  local last, at = row_of(run_key, first, version)
+  if not last then break end
+  local text = call('HGET', run_key, format('%d', last))
+  replies[#replies + 1] = { last, at, text }
+  events = events - (last - first + 1)
   bytes = bytes - #text
-  seq = seq + count
-  row = call('HGET', log_key, format('%d', seq))
+  first = last + 1
 end
 return replies

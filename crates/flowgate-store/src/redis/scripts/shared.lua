@@ -4,23 +4,30 @@
 -- keys that are made here are in the slot of KEYS[1]. Redis runs a script alone: nothing changes
 -- between its checks and its writes. It does not undo one, so a script checks before it writes.
 --
--- A field `job:STEP` of a run reads `PL;token;deadline;attempt;due;queue;commit;job;instance`: P is
--- `L` for a job that is leased and `Q` for one in its queue, L is 1 where leases were lost that are
--- not in the log; deadline is in milliseconds, due in microseconds; token is 0 where there is no
--- lease, and commit is the one that granted it by hand-off.
+-- A run is one hash. Its field `job:STEP` reads `PL;token;deadline;attempt;due;queue;job;instance`:
+-- P is `L` for a job that is leased and `Q` for one in its queue, L is 1 where leases were lost
+-- that are not in the log, which `lost:STEP` then has; deadline is in milliseconds, due in
+-- microseconds; token is 0 where there is no lease. It is empty where the step has no job any more:
+-- that costs less than to remove it, which the end of the run does.
 --
--- A log is a hash with two fields for each row, `SEQ` and `events:SEQ`, where SEQ is the number of
--- its first event. The first reads `commit;time;position;count;entry;rows`, where entry is the row
--- of the feed that points to it, and rows is how many that points to. Events are never made part of
--- another text: Lua hashes every byte of every text that it makes.
+-- Its log has two fields for each commit, `SEQ` and `at:SEQ`, where SEQ is the number of the last
+-- event. The first reads `commit;count;offset;events` and comes from the caller as it is: Lua
+-- hashes every byte of every text that it makes. The second reads `time;entry;rows;token` and is
+-- the same text for all commits of a batch: entry is the row of the feed that points to them, rows
+-- is how many that points to, token that of their hand-offs. The first event is at the position
+-- entry + offset.
+--
+-- A run with a leased job is in `leases` with a score that is not after the end of any of its
+-- leases. It may be long before: who finds it there looks at the jobs.
 local prefix = KEYS[1]
 local meta_key = prefix .. 'meta'
 local leases_key = prefix .. 'leases'
 local call, match, sub, format = redis.call, string.match, string.sub, string.format
 local UNPACK_MAX = 4000
-local STATE = '^(%a)(%d);(%d+);(%d+);(%d+);(%d+);([^;]*);([^;]*);([^;]*);(.*)$'
-local ROW = '^([^;]*);(%d+);(%d+);(%d+);(%d+);(%d+)$'
-local ROW_OF_FEED = '([^:,]+):(%d+):(%d+)'
+local STATE = '^(%a)(%d);(%d+);(%d+);(%d+);(%d+);([^;]*);([^;]*);(.*)$'
+local ROW = '^%x*;(%d+);(%d+);'
+local AT = '^(%d+);(%d+);(%d+);(%d+)$'
+local ROW_OF_FEED = '([^:,]+):(%d+):(%d+):(%d+)'
 
 -- The time in milliseconds, and the microseconds beyond it.
 local function clock(shift_ms)
@@ -36,36 +43,76 @@ local function in_parts(command, key, list)
   end
 end
 
--- Jobs whose lease is over go back to their queues; at most `limit` of them.
-local function expire(now, limit)
-  local over = call('ZRANGEBYSCORE', leases_key, '-inf', now, 'LIMIT', 0, limit)
-  for _, member in ipairs(over) do
-    local run_key, field = prefix .. 'run:' .. sub(member, 1, 36), 'job:' .. sub(member, 38)
-    local state = call('HGET', run_key, field)
-    if state then
-      local _, _, _, _, _, due, queue = match(state, STATE)
-      call('ZADD', prefix .. 'queue:' .. queue, due, member)
-      call('SADD', prefix .. 'queues', queue)
-      call('HSET', run_key, field, 'Q' .. sub(state, 2))
-    end
-    call('ZREM', leases_key, member)
+-- Adds runs to the leases, or lets their entries be earlier: scores and ids.
+local function add_leases(list)
+  for from = 1, #list, UNPACK_MAX do
+    call('ZADD', leases_key, 'LT', unpack(list, from, math.min(from + UNPACK_MAX - 1, #list)))
   end
 end
 
--- The row of a log that holds the event `seq`, and the number of its first event. Rows have few
--- events as a rule, so it looks near that number first.
-local function row_of(log_key, seq)
-  local high, size = tonumber(seq), 8
-  while high >= 1 do
-    local fields = {}
-    for number = high, math.max(1, high - size + 1), -1 do
-      fields[#fields + 1] = format('%d', number)
-    end
-    local found = call('HMGET', log_key, unpack(fields))
-    for at = 1, #fields do
-      if found[at] then return found[at], high - at + 1 end
-    end
-    high, size = high - #fields, math.min(size * 8, UNPACK_MAX)
+-- The jobs of a run: a map from steps to what their fields read.
+local function jobs_of(run_key)
+  local fields, jobs = {}, {}
+  for step = 1, tonumber(call('HGET', run_key, 'steps') or 0) do
+    fields[step] = format('job:%d', step - 1)
   end
+  if #fields > 0 then
+    for at, state in ipairs(call('HMGET', run_key, unpack(fields))) do
+      if state and state ~= '' then jobs[sub(fields[at], 5)] = state end
+    end
+  end
+  return jobs, #fields
+end
+
+-- Jobs whose lease is over go back to their queues; those of at most `limit` runs.
+local function expire(now, limit)
+  local JOBS_MAX = 20000
+  local looked = 0
+  for _, id in ipairs(call('ZRANGEBYSCORE', leases_key, '-inf', now, 'LIMIT', 0, limit)) do
+    local run_key, first = prefix .. 'run:' .. id, nil
+    local jobs, steps = jobs_of(run_key)
+    for step, state in pairs(jobs) do
+      local place, _, _, ends, _, due, queue = match(state, STATE)
+      ends = tonumber(ends)
+      if place == 'L' and ends <= now then
+        call('ZADD', prefix .. 'queue:' .. queue, due, id .. ':' .. step)
+        call('SADD', prefix .. 'queues', queue)
+        call('HSET', run_key, 'job:' .. step, 'Q' .. sub(state, 2))
+      elseif place == 'L' then
+        first = math.min(first or ends, ends)
+      end
+    end
+    if first then
+      call('ZADD', leases_key, first, id)
+    else
+      call('ZREM', leases_key, id)
+    end
+    looked = looked + steps
+    if looked > JOBS_MAX then return end
+  end
+end
+
+-- The last event of the row of a log that holds the event `seq`, and what its field `at:` reads;
+-- nothing if no row up to `last` does. Rows have few events as a rule, so it looks near that
+-- number first.
+local function row_of(run_key, seq, last)
+  local low, size = tonumber(seq), 8
+  while low <= last do
+    local fields = {}
+    for number = low, math.min(last, low + size - 1) do
+      fields[#fields + 1] = format('at:%d', number)
+    end
+    local found = call('HMGET', run_key, unpack(fields))
+    for at = 1, #fields do
+      if found[at] then return low + at - 1, found[at] end
+    end
+    low, size = low + #fields, math.min(size * 8, UNPACK_MAX)
+  end
+end
+
+-- When a run was written last: its log says that until it is removed.
+local function updated_at(run_key, version)
+  local at = call('HGET', run_key, 'at:' .. version)
+  return at and match(at, '^%d+') or call('HGET', run_key, 'updated_at')
 end
 

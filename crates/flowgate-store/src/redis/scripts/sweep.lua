@@ -14,25 +14,30 @@ local logs, records = 0, 0
 -- Removes a log, and the rows of the feed that point to nothing any more; false if there is more
 -- of it than one call removes.
 local function remove_log(id)
-  local log_key, run_key = prefix .. 'log:' .. id, prefix .. 'run:' .. id
-  local seq = tonumber(call('HGET', run_key, 'events_removed') or 1)
-  local row = call('HGET', log_key, format('%d', seq))
-  while row do
+  local run_key = prefix .. 'run:' .. id
+  local run = call('HMGET', run_key, 'version', 'events_removed')
+  local version, seq = tonumber(run[1] or 0), tonumber(run[2] or 1)
+  if not run[2] and run[1] then
+    call('HSET', run_key, 'updated_at', updated_at(run_key, run[1]))
+  end
+  local last, at = row_of(run_key, seq, version)
+  while last do
     if rows_left == 0 then
       call('HSET', run_key, 'events_removed', seq)
       return false
     end
     rows_left = rows_left - 1
-    local _, _, _, count, entry, rows = match(row, ROW)
+    local _, entry, rows = match(at, AT)
     if call('HINCRBY', prefix .. 'feed:dead', entry, 1) == tonumber(rows) then
       call('XDEL', prefix .. 'feed', entry .. '-0')
       call('HDEL', prefix .. 'feed:dead', entry)
     end
-    seq = seq + count
-    row = call('HGET', log_key, format('%d', seq))
+    call('HDEL', run_key, format('%d', last), format('at:%d', last))
+    seq = last + 1
+    last, at = row_of(run_key, seq, version)
   end
   call('HSET', run_key, 'events_removed', seq)
-  call('UNLINK', log_key, prefix .. 'lines:' .. id)
+  call('UNLINK', prefix .. 'lines:' .. id)
   return true
 end
 
@@ -50,7 +55,7 @@ if left > 0 then
     local found = call('HMGET', run_key, 'indexes', 'status')
     for _, name in ipairs(cjson.decode(found[1] or '[]')) do call('ZREM', prefix .. name, id) end
     if found[2] and found[2] ~= 'completed' then call('ZREM', prefix .. found[2], id) end
-    call('DEL', run_key)
+    call('UNLINK', run_key)
     call('ZREM', prefix .. 'swept', id)
     records = records + 1
   end

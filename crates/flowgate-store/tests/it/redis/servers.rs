@@ -7,7 +7,7 @@ use std::time::Duration;
 use flowgate_store::conformance::world::{World, chain};
 use flowgate_store::redis::examine;
 use flowgate_store::{Level, RedisStore, Store, StoreError};
-use flowgate_testbed::{PrivateServer, Redis};
+use flowgate_testbed::{PrivateServer, Redis, Reply};
 use tempfile::TempDir;
 
 use super::{RedisHarness, open, options};
@@ -29,6 +29,24 @@ async fn a_server_that_may_lose_runs_is_refused_unless_that_is_allowed() {
     let bad: Vec<_> = findings.iter().filter(|f| f.level == Level::Bad).map(|f| f.check).collect();
     assert_eq!(bad, ["append-only file"], "{findings:?}");
     open(&format!("{}?allow_volatile=true", server.url())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_set_of_another_format_is_refused_and_left_as_it_is() {
+    let server = Redis::start().unwrap();
+    let url = format!("{}?prefix=old", server.url());
+    open(&url).await;
+    // The format before runs and their logs were one hash.
+    server.ask(&["HSET", "old:{p0}:meta", "format", "1"]).unwrap();
+    let refused = Box::pin(RedisStore::open(options(&url))).await;
+    let Err(StoreError::Incompatible { message }) = refused else { panic!("{refused:?}") };
+    assert!(message.contains("has the format 1 and this flowgate writes 2"), "{message}");
+    assert!(message.contains("use the flowgate that wrote it, or another prefix"), "{message}");
+    let kept = server.ask(&["HGET", "old:{p0}:meta", "format"]).unwrap();
+    assert_eq!(kept, Reply::Text("1".to_owned()));
+    let findings = examine(&options(&url)).await;
+    let bad: Vec<_> = findings.iter().filter(|f| f.level == Level::Bad).map(|f| f.check).collect();
+    assert_eq!(bad, ["data set"], "{findings:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -16,7 +16,7 @@ use flowgate_core::time::Timestamp;
 use flowgate_store::StoreUrl;
 
 use super::super::App;
-use crate::control::{self, Reply, Request, Serve, Served, StartAt, StartOptions};
+use crate::control::{self, Reply, Request, RunReply, Serve, StartAt, StartOptions};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
 use crate::instance::{Instance, Work};
@@ -123,7 +123,9 @@ pub(crate) async fn start(app: &App, args: Start) -> Outcome {
     let (key, singleton, priority) = (args.key, args.singleton_key, args.priority);
     let options = StartOptions { key, tags, singleton, priority, due };
     let sent = send(app, Request::Start { flow: args.flow, input, options }).await?;
-    sent.tell(app, if sent.reply.existed { "this key has a run already" } else { "started" })
+    let (reply, is_owned) = (sent.reply.run()?, sent.is_owned);
+    let done = if reply.existed { "this key has a run already" } else { "started" };
+    tell(app, &reply, is_owned, done)
 }
 
 pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
@@ -131,7 +133,7 @@ pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
     let run_id = resolve(app, &args.run).await?;
     let signal = args.signal.clone();
     let sent = send(app, Request::Signal { run_id, signal: args.signal, data }).await?;
-    let exit = sent.tell(app, "signalled")?;
+    let exit = tell(app, &sent.reply.run()?, sent.is_owned, "signalled")?;
     if !app.output.json
         && let Some(fate) = fate_of_signal(app, run_id, &signal).await?
     {
@@ -167,13 +169,13 @@ async fn fate_of_signal(app: &App, run_id: RunId, signal: &str) -> Result<Option
 pub(crate) async fn cancel(app: &App, args: Cancel) -> Outcome {
     let run_id = resolve(app, &args.run).await?;
     let sent = send(app, Request::Cancel { run_id, reason: args.reason }).await?;
-    sent.tell(app, "cancelled")
+    tell(app, &sent.reply.run()?, sent.is_owned, "cancelled")
 }
 
 pub(crate) async fn retry(app: &App, args: Retry) -> Outcome {
     let run_id = resolve(app, &args.run).await?;
     let sent = send(app, Request::Retry { run_id, from: args.from }).await?;
-    sent.tell(app, "started")
+    tell(app, &sent.reply.run()?, sent.is_owned, "started")
 }
 
 fn point_in_time(text: &str) -> Result<Timestamp, Failure> {
@@ -193,13 +195,14 @@ async fn resolve(app: &App, text: &str) -> Result<RunId, Failure> {
 }
 
 /// A request that was carried out.
-struct Sent {
-    reply: Reply,
+pub(crate) struct Sent {
+    pub(crate) reply: Reply,
     /// Whether somebody executes what it made due.
-    is_owned: bool,
+    pub(crate) is_owned: bool,
 }
 
-async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
+/// Has whoever may write to the store carry out a request.
+pub(crate) async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
     match &app.config.store {
         StoreUrl::Memory => Err(stores::memory_is_private()),
         StoreUrl::Sqlite(path) => send_to_owner(app, path, request).await,
@@ -211,7 +214,7 @@ async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
 async fn commit_shared(app: &App, request: Request) -> Result<Sent, Failure> {
     let instance = Instance::open(app, Work::Nothing).await?;
     let asked = async {
-        let reply = run_of(instance.serve(request).await?);
+        let reply = instance.serve(request).await?;
         let now = instance.store().now().await?;
         let instances = instance.store().list_instances().await?;
         let is_owned = instances.iter().any(|row| !stores::is_silent(row, now));
@@ -236,13 +239,13 @@ async fn send_to_owner(app: &App, path: &Path, request: Request) -> Result<Sent,
             tokio::time::sleep(TRY_AGAIN).await;
         }
         if let Some(reply) = control::send(&stores::canonical(path), &request).await? {
-            return Ok(Sent { reply: run_of(reply), is_owned: true });
+            return Ok(Sent { reply, is_owned: true });
         }
         match Instance::open(app, Work::Nothing).await {
             Ok(instance) => {
                 let reply = instance.serve(request).await;
                 instance.shutdown().await;
-                return Ok(Sent { reply: run_of(reply?), is_owned: false });
+                return Ok(Sent { reply: reply?, is_owned: false });
             }
             Err(failure) if failure.code == "store_in_use" => refusal = Some(failure),
             Err(failure) => return Err(failure),
@@ -250,11 +253,6 @@ async fn send_to_owner(app: &App, path: &Path, request: Request) -> Result<Sent,
     }
     let refusal = refusal.expect("every try that did not return was refused");
     Err(refusal.help("that process takes no requests; stop it and try again"))
-}
-
-fn run_of(served: Served) -> Reply {
-    let Served::Run(reply) = served else { unreachable!("it was asked about a run") };
-    reply
 }
 
 /// Whoever carries out one request after the other.
@@ -282,7 +280,7 @@ impl Hand {
         }
     }
 
-    pub(crate) async fn ask(&self, request: Request) -> Result<Served, Failure> {
+    pub(crate) async fn ask(&self, request: Request) -> Result<Reply, Failure> {
         match self {
             Self::Own(instance) => instance.serve(request).await,
             Self::Owner(path) => control::send(path, &request).await?.ok_or_else(|| {
@@ -299,22 +297,19 @@ impl Hand {
     }
 }
 
-impl Sent {
-    fn tell(&self, app: &App, done: impl Display) -> Outcome {
-        let reply = &self.reply;
-        if app.output.json {
-            app.output.json(reply)?;
-            return Ok(Exit::Done);
-        }
-        app.output.line(reply.run_id)?;
-        let (flow, status) = (&reply.flow, reply.status.as_str());
-        app.output.note(format_args!("{done}; the run of flow `{flow}` is {status}"));
-        if !self.is_owned && !reply.status.is_terminal() {
-            app.output.note(format_args!(
-                "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
-                short(reply.run_id)
-            ));
-        }
-        Ok(Exit::Done)
+fn tell(app: &App, reply: &RunReply, is_owned: bool, done: impl Display) -> Outcome {
+    if app.output.json {
+        app.output.json(reply)?;
+        return Ok(Exit::Done);
     }
+    app.output.line(reply.run_id)?;
+    let (flow, status) = (&reply.flow, reply.status.as_str());
+    app.output.note(format_args!("{done}; the run of flow `{flow}` is {status}"));
+    if !is_owned && !reply.status.is_terminal() {
+        app.output.note(format_args!(
+            "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
+            short(reply.run_id)
+        ));
+    }
+    Ok(Exit::Done)
 }
