@@ -5,11 +5,13 @@
 mod config;
 mod copy;
 mod crash;
+mod dead;
 mod dev;
 mod doctor;
 mod examples;
 mod flows;
 mod help;
+mod queues;
 mod run;
 mod runs;
 mod sandbox;
