@@ -69,17 +69,6 @@ struct Inner {
     logs_closed: CancellationToken,
 }
 
-/// A handle that does not keep the instance.
-#[derive(Clone, Debug)]
-pub(crate) struct WeakEngine(Weak<Inner>);
-
-impl WeakEngine {
-    /// The instance, unless whoever started it has dropped it.
-    pub(crate) fn upgrade(&self) -> Option<Engine> {
-        self.0.upgrade().map(|inner| Engine { inner })
-    }
-}
-
 /// What a shutdown takes apart.
 #[derive(Debug)]
 struct Parts {
