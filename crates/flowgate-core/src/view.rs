@@ -17,10 +17,12 @@ use crate::payload::Payload;
 use crate::run::{Run, RunStatus, StepState};
 use crate::time::Timestamp;
 
+mod gist;
 mod reason;
 #[cfg(test)]
 mod tests;
 
+pub use gist::gist;
 pub use reason::{Cause, Missing, MissingEvent, Reason};
 
 /// What is known about a run, from whichever process asks.

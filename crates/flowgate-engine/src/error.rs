@@ -21,6 +21,9 @@ pub enum EngineError {
     /// There is no such schedule.
     #[error("there is no schedule `{0}`")]
     NoSchedule(Arc<str>),
+    /// The run has not failed, or it was dropped.
+    #[error("run {0} is no dead letter: it has not failed, or somebody has dropped it")]
+    NotDead(RunId),
     /// There is no such subscriber.
     #[error("there is no subscriber `{0}`")]
     NoSubscriber(Arc<str>),

@@ -16,6 +16,7 @@ mod clock;
 mod committer;
 mod config;
 mod context;
+mod dead;
 mod degradation;
 mod ends;
 mod error;
@@ -50,6 +51,7 @@ pub use config::{
     SLOTS_DEFAULT, SLOTS_MAX, SchedulerConfig, instance_id,
 };
 pub use context::{ContextError, StepContext};
+pub use dead::{DeadFilter, DeadLetter, DeadReason, Fate, dead_letters, drop_dead_letter, fate_of};
 pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use error::{EngineError, FlowError};
 pub use executor::worker::{HandlerError, Workers};

@@ -51,6 +51,7 @@ impl Emits {
             Report::AttemptEnded { outcome: Outcome::Failed { .. }, .. }
             | Report::AttemptStarted(_)
             | Report::AttemptReleased(_)
+            | Report::AttemptParked { .. }
             | Report::TimerDue(_)
             | Report::Signal { .. }
             | Report::Reconcile { .. }

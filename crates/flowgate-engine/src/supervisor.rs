@@ -13,7 +13,7 @@ use flowgate_core::flow::{Action, Flow, Span};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits;
 use flowgate_core::payload::Payload;
-use flowgate_core::run::Run;
+use flowgate_core::run::{Run, RunStatus};
 use flowgate_store::control::QueueStats;
 use flowgate_store::{NewRevision, RunDetail, Store, whole_log};
 use futures_util::FutureExt;
@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::attempt::{Ending, Stop};
 use crate::committer::Committer;
 use crate::config::{ConfigError, EngineConfig};
+use crate::dead::{self, Fate};
 use crate::degradation::Degradation;
 use crate::ends::{End, Known};
 use crate::error::{CommitError, EngineError};
@@ -298,13 +299,50 @@ impl Engine {
 
     /// Tries a finished run again, as a new run: what did not succeed and all that follows from it,
     /// or the step `from` and all that follows from that.
+    ///
+    /// A failed run is no dead letter any more afterwards.
     pub async fn retry(&self, run_id: RunId, from: Option<&str>) -> Result<Started, EngineError> {
-        let instance = self.instance();
-        instance.strain.admit()?;
+        self.instance().strain.admit()?;
         let seed = self.seed(run_id).await?;
+        let (was, new_id) = (seed.run.status, self.instance().run_ids.next());
+        self.retry_as(seed, from, new_id).await?;
+        if was == RunStatus::Failed {
+            let kept = self.config().retention.runs;
+            dead::note(&**self.store(), run_id, Fate::Retried { run_id: new_id }, kept).await?;
+        }
+        Ok(Started { run_id: new_id, existing: false })
+    }
+
+    /// Tries a dead letter again; an existing run if somebody has done so before.
+    pub async fn retry_dead_letter(&self, run_id: RunId) -> Result<Started, EngineError> {
+        self.instance().strain.admit()?;
+        let store = &**self.store();
+        match dead::fate_of(store, run_id).await? {
+            Some((Fate::Retried { run_id }, _)) => return Ok(Started { run_id, existing: true }),
+            Some((Fate::Dropped {}, _)) => return Err(EngineError::NotDead(run_id)),
+            None => {}
+        }
+        let seed = self.seed(run_id).await?;
+        if seed.run.status != RunStatus::Failed {
+            return Err(EngineError::NotDead(run_id));
+        }
+        let new_id = dead::retry_id(run_id);
+        let existing = self.retry_as(seed, None, new_id).await?;
+        let kept = self.config().retention.runs;
+        dead::note(store, run_id, Fate::Retried { run_id: new_id }, kept).await?;
+        Ok(Started { run_id: new_id, existing })
+    }
+
+    /// Starts the run that tries another one again; whether it was there already.
+    async fn retry_as(
+        &self,
+        seed: Seed,
+        from: Option<&str>,
+        new_id: RunId,
+    ) -> Result<bool, EngineError> {
+        let instance = self.instance();
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
-        let log = whole_log(&**self.store(), run_id).await?;
-        let new_id = instance.run_ids.next();
+        let log = whole_log(&**self.store(), seed.run.run_id).await?;
         let commit_id = instance.commit_ids.next();
         let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
             .map_err(EngineError::Rejected)?;
@@ -316,8 +354,11 @@ impl Engine {
             reply,
             decided: None,
         })));
-        self.answered(new_id, answer).await?;
-        Ok(Started { run_id: new_id, existing: false })
+        match self.answer(answer).await {
+            Ok(_) => Ok(false),
+            Err(CommitError::RunExists) => Ok(true),
+            Err(error) => Err(EngineError::of_commit(error, new_id)),
+        }
     }
 
     /// Returns when the run has ended, on whichever instance.

@@ -16,10 +16,12 @@ mod bench;
 mod completions;
 mod config;
 mod crash_test;
+mod dead;
 mod dev;
 mod doctor;
 mod flows;
 mod instances;
+mod queues;
 mod run;
 pub(crate) mod runs;
 pub(crate) mod schedules;
@@ -101,6 +103,10 @@ enum Command {
     Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
+    /// Look at queues, pause and resume them, and limit them
+    Queues(queues::Args),
+    /// Look at failed runs that nobody has dealt with, try them again or drop them
+    Dead(dead::Args),
     /// List the instances that work on the store
     Instances(instances::Args),
     /// Look at subscribers, and say where they go on
@@ -162,6 +168,8 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
+        Command::Queues(args) => block_on(queues::run(app, args)),
+        Command::Dead(args) => block_on(dead::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
         Command::Subscribers(args) => block_on(subscribers::run(app, args)),
         Command::Doctor(args) => block_on(doctor::run(app, args)),
@@ -219,6 +227,8 @@ impl Global {
             | Command::Runs(_)
             | Command::Schedules(_)
             | Command::Why(_)
+            | Command::Queues(_)
+            | Command::Dead(_)
             | Command::Instances(_)
             | Command::Subscribers(_)
             | Command::Doctor(_)

@@ -1,10 +1,10 @@
 //! This process as an instance on its store: the engine, and who may ask it for something.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::commit::Due;
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
@@ -22,7 +22,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cmd::{App, schedules};
 use crate::config::{Origin, Role};
-use crate::control::{Reply, Request, RunReply, ScheduleChange, Serve, Socket};
+use crate::control::{
+    Reply, Request, RunReply, ScheduleChange, Serve, Socket, StartAt, StartOptions,
+};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
@@ -171,12 +173,19 @@ impl Instance {
         &self,
         flow: &str,
         input: Payload,
-        key: Option<&str>,
-        tags: &BTreeMap<String, String>,
+        options: &StartOptions,
     ) -> Result<RunReply, Failure> {
+        let StartOptions { key, tags, singleton, priority, due } = options;
         let request = StartRequest {
-            key: key.map(Into::into),
+            key: key.as_deref().map(Into::into),
             tags: tags.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            singleton: singleton.as_deref().map(Into::into),
+            priority: *priority,
+            due: match due {
+                None => Due::Now,
+                Some(StartAt::AfterMs(ms)) => Due::After(Duration::from_millis(*ms)),
+                Some(StartAt::At(at)) => Due::At(*at),
+            },
             ..StartRequest::new(input)
         };
         match self.engine.start_run(flow, request).await {
@@ -267,8 +276,8 @@ fn reply(run: &Run, existed: bool) -> RunReply {
 impl Serve for Instance {
     async fn serve(&self, request: Request) -> Result<Reply, Failure> {
         match request {
-            Request::Start { flow, input, key, tags } => {
-                self.start_run(&flow, input, key.as_deref(), &tags).await.map(Reply::Run)
+            Request::Start { flow, input, options } => {
+                self.start_run(&flow, input, &options).await.map(Reply::Run)
             }
             Request::Signal { run_id, signal, data } => {
                 let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
@@ -285,6 +294,11 @@ impl Serve for Instance {
             }
             Request::Schedule { name, change } => {
                 self.change_schedule(&name, change).await.map(Reply::Value)
+            }
+            Request::RetryDead { run_id } => {
+                let started = self.engine.retry_dead_letter(run_id).await.map_err(failure)?;
+                let run = lookup::run(self.store(), started.run_id).await?.row.run;
+                Ok(Reply::Run(reply(&run, started.existing)))
             }
             Request::Steer(steer) => {
                 steering::carry_out(self.store(), steer).await.map(Reply::Value)
@@ -333,6 +347,9 @@ pub(crate) fn failure(error: EngineError) -> Failure {
             Failure::not_found("schedule_not_found", format!("there is no schedule `{name}`"))
                 .path(&*name)
         }
+        EngineError::NotDead(run_id) => Failure::refused("not_dead", error.to_string())
+            .help(format!("see `flowgate why {run_id}`"))
+            .path(run_id.to_string()),
         EngineError::NoSubscriber(ref id) => {
             Failure::not_found("subscriber_not_found", error.to_string())
                 .help("see `flowgate subscribers list`")

@@ -172,3 +172,12 @@ pub(crate) fn took(row: &RunRow, now: Timestamp) -> Duration {
 pub(crate) fn flow_name(name: Option<&String>) -> Option<Arc<str>> {
     name.map(|name| name.as_str().into())
 }
+
+/// What became of a failed run, if somebody has dealt with it.
+pub(crate) async fn fate(store: &dyn Store, run: &Run) -> Result<Option<FateView>, Failure> {
+    if run.status != RunStatus::Failed {
+        return Ok(None);
+    }
+    let fate = flowgate_engine::fate_of(store, run.run_id).await?;
+    Ok(fate.map(|(fate, at)| FateView { fate, at: at.to_string() }))
+}

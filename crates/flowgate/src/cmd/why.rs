@@ -48,6 +48,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let standing =
         Standing { run, jobs: &jobs, events: &events, executor: &executor, limits: &limits };
     let reasons = view::why(&flow, &standing, now);
+    let fate = lookup::fate(&*store, run).await?;
     let shown_id = if app.output.json { run_id.to_string() } else { short(run_id) };
     let remedy = |reason: &view::Reason| {
         let remedy = reason.remedy()?;
@@ -75,6 +76,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         app.output.json(&json!({
             "run_id": run_id, "flow": run.flow, "status": run.status, "reasons": reasons,
             "strained": strained,
+            "fate": fate,
         }))?;
         return Ok(Exit::Done);
     }
@@ -85,12 +87,16 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     ))?;
     for reason in &reasons {
         app.output.line(format_args!("  {reason}"))?;
-        if let Some(remedy) = remedy(reason) {
+        // What was tried again or dropped needs no other remedy.
+        if let Some(remedy) = remedy(reason).filter(|_| fate.is_none()) {
             app.output.line(format_args!("    {} {remedy}", Cell::dim("→")))?;
         }
     }
     for beat in &strained {
         app.output.line(format_args!("  {}", in_words(beat)))?;
+    }
+    if let Some(fate) = fate {
+        app.output.line(format_args!("  {fate}"))?;
     }
     Ok(Exit::Done)
 }

@@ -10,6 +10,7 @@ mod doctor;
 mod examples;
 mod flows;
 mod help;
+mod metrics;
 mod run;
 mod runs;
 mod sandbox;

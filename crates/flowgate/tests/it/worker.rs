@@ -355,3 +355,24 @@ fn a_critical_worker_refuses_new_runs_and_says_why() {
     });
     worker.terminate().exits(0);
 }
+
+#[test]
+fn a_step_that_aborts_its_process_uses_up_its_attempts_and_fails_with_the_reason() {
+    let sandbox = Sandbox::new();
+    let folder = std::path::Path::new(env!("CARGO_BIN_EXE_flowgate")).parent().unwrap();
+    let path = sandbox.path("abort.db");
+    let start = || {
+        let mut command = std::process::Command::new(folder.join("examples/abort"));
+        command.arg(&path).stderr(std::process::Stdio::null()).status().unwrap()
+    };
+    // A step may be lost that often.
+    let aborts = (0..100).take_while(|_| !start().success()).count();
+    assert_eq!(aborts, 25);
+    let store = ["--store", "sqlite:abort.db"];
+    let show = sandbox.flowgate(&[&["runs", "show", "latest", "--json"], &store[..]].concat());
+    let shown = show.exits(0).json();
+    assert_eq!((&shown["status"], &shown["failure"]["kind"]), (&json!("failed"), &json!("lost")));
+    assert_eq!(shown["steps"][0]["attempts"], 26);
+    let why = sandbox.flowgate(&[&["why", "latest"], &store[..]].concat()).exits(0).stdout;
+    assert!(why.contains("was lost 25 times, and it may not be lost again"), "{why}");
+}
