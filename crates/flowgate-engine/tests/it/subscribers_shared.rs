@@ -14,7 +14,7 @@ use flowgate_engine::subscriber::{
 };
 use flowgate_engine::{Engine, EngineConfig, HandlerError, StartRequest, Workers, instance_id};
 use flowgate_store::postgres::tokio_postgres::Transaction;
-use flowgate_store::{PostgresOptions, PostgresStore, Queues, Store, open_shared};
+use flowgate_store::{Control, PostgresOptions, PostgresStore, Queues, Store, open_shared};
 use flowgate_testbed::FaultProxy;
 use tokio::time::{Instant, timeout};
 
@@ -61,7 +61,7 @@ impl Place {
         let engine = Engine::start(store, Workers::new(), config).expect("starting");
         let options = SubscribeOptions { lease: LEASE, ..SubscribeOptions::coordinated() };
         let handle = engine.subscribe("p", tally(), options).await.expect("subscribing");
-        Instance { proxy, engine, handle }
+        Instance { proxy, engine: Some(engine), handle }
     }
 
     fn behind_proxy(&self) -> (FaultProxy, String) {
@@ -91,7 +91,7 @@ fn options(lease: Duration) -> SubscribeOptions {
 
 struct Instance {
     proxy: FaultProxy,
-    engine: Engine,
+    engine: Option<Engine>,
     handle: SubscriptionHandle,
 }
 
@@ -140,7 +140,7 @@ async fn takes_over(place: &Place) {
         let gone = Instant::now();
         match round % 3 {
             // Without a word, as if its process had ended.
-            0 => drop(active.engine),
+            0 => drop(active.engine.take()),
             // Its connections break, and none can be made.
             1 => active.proxy.cut(),
             // Its connections stay, and nothing comes through.
@@ -162,7 +162,7 @@ async fn takes_over(place: &Place) {
     let info =
         SubscriberAdmin::new(&*store).show("p").await.expect("reading").expect("it is there");
     assert_eq!(info.dead, 0);
-    active.engine.shutdown().await;
+    active.engine.expect("it is there").shutdown().await;
     traffic.engine.shutdown().await;
 }
 
