@@ -18,6 +18,7 @@ mod schedules;
 mod shared;
 mod sinks;
 mod subscribers;
+mod subscribers_shared;
 mod telling;
 mod waits;
 mod world;

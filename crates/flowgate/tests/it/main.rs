@@ -17,4 +17,5 @@ mod run;
 mod runs;
 mod sandbox;
 mod shared;
+mod subscribers;
 mod worker;
