@@ -31,6 +31,7 @@ use self::writer::{Writer, WriterHandle, Written};
 use crate::clock::Clock;
 use crate::instances::Instances;
 use crate::open::{OpenRun, Waiting};
+use crate::told::Told;
 use crate::wait::{Ask, wait_due};
 use crate::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
@@ -38,6 +39,7 @@ use crate::{
     StoreCopy, StoreError, StoredRevision, Swept,
 };
 
+mod control;
 mod examine;
 mod fault;
 mod file;
@@ -45,8 +47,11 @@ mod import;
 mod listing;
 mod owner;
 mod payloads;
+mod permits;
 mod read;
+mod records;
 mod rows;
+mod terms;
 mod write;
 mod writer;
 
@@ -59,6 +64,7 @@ pub struct SqliteStore {
     path: PathBuf,
     clock: Clock,
     readers: Arc<Readers>,
+    told: Told,
     access: Access,
 }
 
@@ -150,7 +156,8 @@ impl SqliteStore {
         })?;
         let owner = Owner { writer: Arc::new(writer), thread, written, feed_end };
         let readers = Readers::new(path.clone());
-        Ok(Self { path, clock, readers, access: Access::Owner(RwLock::new(Some(owner))) })
+        let access = Access::Owner(RwLock::new(Some(owner)));
+        Ok(Self { path, clock, readers, told: Told::default(), access })
     }
 
     /// Opens the file for reading only, also beside a process that owns it.
@@ -169,7 +176,8 @@ impl SqliteStore {
             }
         };
         let readers = Readers::new(path.clone());
-        Ok(Self { path, clock: Clock::wall(), readers, access: Access::Reader { format } })
+        let access = Access::Reader { format };
+        Ok(Self { path, clock: Clock::wall(), readers, told: Told::default(), access })
     }
 
     /// Who owns the file at `path`, in words; nobody if no process has it open to write.
@@ -262,21 +270,26 @@ impl SqliteStore {
         self.writer()?.submit("noting an instance", 0, work).await
     }
 
-    /// Refuses to look for tags in a file that an earlier flowgate wrote, and that only its owner
-    /// can bring up to date.
-    fn check_tags(&self, query: &RunQuery) -> Result<(), StoreError> {
+    /// Refuses to look for what a file has no table for: an earlier flowgate wrote it, and only its
+    /// owner can bring it up to date.
+    fn check_format(&self, needed: u32, what: &str) -> Result<(), StoreError> {
         match self.access {
-            Access::Reader { format } if format < FORMAT_WITH_TAGS && !query.tags.is_empty() => {
-                Err(StoreError::Incompatible {
-                    message: format!(
-                        "{} has format {format}, which knows no tags; \
-                         start `flowgate dev` of this version on it once",
-                        self.path.display()
-                    ),
-                })
-            }
+            Access::Reader { format } if format < needed => Err(StoreError::Incompatible {
+                message: format!(
+                    "{} has format {format}, which knows no {what}; \
+                     start `flowgate dev` of this version on it once",
+                    self.path.display()
+                ),
+            }),
             Access::Reader { .. } | Access::Owner(_) => Ok(()),
         }
+    }
+
+    fn check_tags(&self, query: &RunQuery) -> Result<(), StoreError> {
+        if query.tags.is_empty() {
+            return Ok(());
+        }
+        self.check_format(FORMAT_WITH_TAGS, "tags")
     }
 
     /// Fills in the payloads that were not in memory.
@@ -365,8 +378,6 @@ impl Drop for SqliteStore {
         }
     }
 }
-
-impl crate::control::Control for SqliteStore {}
 
 #[async_trait]
 impl Store for SqliteStore {

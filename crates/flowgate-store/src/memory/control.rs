@@ -28,7 +28,7 @@ pub(super) struct Agreed {
     /// The order in which a sweep comes by.
     expiring: BTreeSet<(Timestamp, &'static str, Arc<str>)>,
     version_last: u64,
-    permits: BTreeMap<Arc<str>, Permits>,
+    permits: Permits,
 }
 
 impl Agreed {
@@ -140,7 +140,8 @@ impl Agreed {
 
     /// Removes at most `limit` records that have expired, and forgets permits that are over.
     pub(super) fn sweep(&mut self, limit: usize, now: Timestamp) -> usize {
-        self.permits.retain(|_, permits| !permits.is_idle(now));
+        self.permits.sweep(now);
+        drop(self.permits.take_changes());
         let mut removed = 0;
         while removed < limit
             && let Some((expires_at, kind, key)) = self.expiring.first().cloned()
@@ -150,37 +151,6 @@ impl Agreed {
             removed += 1;
         }
         removed
-    }
-
-    fn release_permits(
-        &mut self,
-        releases: &[PermitRelease],
-        lease: Duration,
-        now: Timestamp,
-    ) -> Vec<PermitGrant> {
-        let mut keys: Vec<(&Arc<str>, _)> = Vec::new();
-        for release in releases {
-            check_key(&release.key);
-            if let (Some(permits), Some(job_id)) =
-                (self.permits.get_mut(&release.key), release.job_id)
-            {
-                permits.give_back(job_id);
-            }
-            match keys.iter_mut().find(|(key, _)| **key == release.key) {
-                Some((_, limit)) => *limit = release.limit,
-                None => keys.push((&release.key, release.limit)),
-            }
-        }
-        let mut grants = Vec::new();
-        for (key, limit) in keys {
-            let Some(permits) = self.permits.get_mut(key) else { continue };
-            let served = permits.serve(limit, lease, now).into_iter();
-            grants.extend(served.map(|job_id| PermitGrant { key: Arc::clone(key), job_id }));
-            if permits.is_idle(now) {
-                self.permits.remove(key);
-            }
-        }
-        grants
     }
 }
 
@@ -245,13 +215,9 @@ impl Control for MemoryStore {
         lease: Duration,
     ) -> Result<Vec<PermitOutcome>, StoreError> {
         let mut agreed = self.agreed.lock();
-        let now = self.clock.now();
-        let take = |ask: &PermitAsk| {
-            check_key(&ask.key);
-            let permits = agreed.permits.entry(Arc::clone(&ask.key)).or_default();
-            permits.take(ask.limit, ask.job_id, lease, now)
-        };
-        Ok(asks.iter().map(take).collect())
+        let outcomes = agreed.permits.take(asks, lease, self.clock.now());
+        drop(agreed.permits.take_changes());
+        Ok(outcomes)
     }
 
     async fn release_permits(
@@ -259,13 +225,14 @@ impl Control for MemoryStore {
         releases: &[PermitRelease],
         lease: Duration,
     ) -> Result<Vec<PermitGrant>, StoreError> {
-        Ok(self.agreed.lock().release_permits(releases, lease, self.clock.now()))
+        let mut agreed = self.agreed.lock();
+        let grants = agreed.permits.release(releases, lease, self.clock.now());
+        drop(agreed.permits.take_changes());
+        Ok(grants)
     }
 
     async fn read_permits(&self, key: &str) -> Result<PermitState, StoreError> {
-        let mut agreed = self.agreed.lock();
-        let permits = agreed.permits.get_mut(key);
-        Ok(permits.map(|permits| permits.state(self.clock.now())).unwrap_or_default())
+        Ok(self.agreed.lock().permits.state(key, self.clock.now()))
     }
 
     async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
