@@ -159,9 +159,9 @@ async fn claims_stay_quick_among_the_remains_of_many_jobs() {
         .unwrap();
     harness
         .sql(&format!(
-            "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, ticket, \
-             is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, '[1]', \
-             store_now() - 100000 + n, n, false FROM generate_series(1, {REMAINS}) n; \
+            "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, \
+             order_at, priority, ticket, is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, '[1]', \
+             store_now() - 100000 + n, store_now() - 100000 + n, 0, n, false FROM generate_series(1, {REMAINS}) n; \
              UPDATE jobs SET is_leased = true, token = ticket, check_at = due_at, \
              expires_at = due_at; \
              DELETE FROM jobs;"
@@ -169,7 +169,7 @@ async fn claims_stay_quick_among_the_remains_of_many_jobs() {
         .await;
     let bloated = claim_median(&World::new(&mut harness)).await;
     let naive = format!(
-        "SELECT due_us + check_us FROM {schema}.claim_jobs('naive', NULL, 1, 30000, \
+        "SELECT due_us + check_us FROM {schema}.claim_jobs('naive', NULL, NULL, 1, 30000, \
          {min}, {min}, 512)",
         min = "'-9223372036854775808'::bigint"
     );
