@@ -33,6 +33,7 @@ mod http_sink;
 mod manager;
 mod options;
 mod partition;
+mod pg;
 mod projection;
 mod saga;
 mod share;
@@ -59,6 +60,7 @@ pub use http_sink::HttpSink;
 pub use options::{
     CheckpointEvery, InstanceMode, OnFailure, PARTITIONS_MAX, StartFrom, SubscribeOptions,
 };
+pub use pg::{PgHandler, PgSubscriber};
 pub use projection::{Projection, read_projection};
 pub use saga::{Saga, SagaActions};
 

@@ -107,9 +107,6 @@ impl Instance {
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
-        if work != Work::Nothing {
-            subscribers::subscribe(app, &instance.engine).await?;
-        }
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work != Work::Nothing
         {
@@ -130,6 +127,11 @@ impl Instance {
 
     pub(crate) fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Begins the subscribers of the settings; they end with the instance.
+    pub(crate) async fn subscribe(&self, app: &App) -> Result<(), Failure> {
+        subscribers::subscribe(app, &self.engine).await
     }
 
     pub(crate) fn store(&self) -> &dyn Store {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::ids::is_identifier;
-use flowgate_store::StoreError;
 use flowgate_store::control::{
     Expect, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
 };
+use flowgate_store::{HeldSession, SessionLock, StoreError};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -25,6 +25,7 @@ use super::{Subscriber, admin};
 use crate::backoff::{Backoff, jittered};
 use crate::clock;
 use crate::error::EngineError;
+use crate::executor::worker::with_causes;
 use crate::instance::Instance;
 use crate::supervisor::WeakEngine;
 
@@ -37,6 +38,13 @@ const GOODBYE_MAX: Duration = Duration::from_secs(1);
 const MEMBERS_MAX: usize = 1_000;
 /// What follows the id of a subscriber that is rebuilt beside the one in use.
 pub(super) const REBUILD: &str = "@rebuild";
+
+/// How often a lock is asked for again whose session was just ended, and how long between.
+const SESSION_TRIES: u32 = 10;
+const SESSION_PAUSE: Duration = Duration::from_millis(30);
+
+/// The lock of a session, where there is one.
+type Session = Option<Box<dyn HeldSession>>;
 
 /// Makes a fresh copy of the subscriber for a take-over.
 pub(super) type Make = Arc<dyn Fn() -> Box<dyn Subscriber> + Send + Sync>;
@@ -104,6 +112,7 @@ async fn begin(
         tasks: JoinSet::new(),
         member_due: clock::now(),
         members: 1,
+        refused: None,
     };
     let first = until_closed.run_until_cancelled(manager.round());
     if let Some(Err(error)) = first.await {
@@ -193,6 +202,8 @@ struct Manager {
     tasks: JoinSet<(u16, Ended)>,
     member_due: Instant,
     members: usize,
+    /// Why no partition can be taken here at all.
+    refused: Option<Arc<str>>,
 }
 
 impl Manager {
@@ -292,7 +303,7 @@ impl Manager {
     fn take_all(&mut self) {
         for number in 0..self.shared.options.partitions {
             if !self.running.contains_key(&number) && !self.standing.contains_key(&number) {
-                self.start(number, None);
+                self.start(number, None, None);
             }
         }
     }
@@ -357,11 +368,53 @@ impl Manager {
         let TermOutcome::Held(term) = store.take_term(&ask).await? else { return Ok(()) };
         let span = options.lease;
         let held = instance.terms.keep(term.term, Arc::clone(&self.holder), span, asked);
-        self.start(number, Some(held));
+        match self.session(&ask.name).await {
+            Ok(Some(session)) => {
+                self.refused = None;
+                self.start(number, Some(held), session);
+            }
+            Ok(None) => {
+                tracing::warn!(
+                    subscriber = %self.shared.id, partition = number,
+                    "the advisory lock that goes with its term is held by a session that is not \
+                     flowgate's, or of another name with the same key; standing by"
+                );
+                self.give_up(&held).await;
+            }
+            Err(error) => {
+                self.give_up(&held).await;
+                if error.is_transient() {
+                    return Err(error);
+                }
+                self.refused = Some(stored::fit(&with_causes(&error)));
+            }
+        }
         Ok(())
     }
 
-    fn start(&mut self, number: u16, held: Option<Arc<HeldTerm>>) {
+    /// The lock of a session that goes with a term, where the store has such; none if somebody
+    /// else keeps it.
+    ///
+    /// Whoever had the term before may be a process that does not move: its session ends here.
+    async fn session(&self, name: &str) -> Result<Option<Session>, StoreError> {
+        let store = &*self.instance.store;
+        let mut is_ended = false;
+        for _ in 0..SESSION_TRIES {
+            match store.lock_session(name).await? {
+                SessionLock::Unneeded => return Ok(Some(None)),
+                SessionLock::Held(session) => return Ok(Some(Some(session))),
+                SessionLock::Elsewhere if is_ended => {}
+                SessionLock::Elsewhere => is_ended = store.end_session(name).await?,
+            }
+            if !is_ended {
+                return Ok(None);
+            }
+            tokio::time::sleep(SESSION_PAUSE).await;
+        }
+        Ok(None)
+    }
+
+    fn start(&mut self, number: u16, held: Option<Arc<HeldTerm>>, session: Session) {
         let stop = CancellationToken::new();
         let partition = Partition {
             shared: Arc::clone(&self.shared),
@@ -370,6 +423,7 @@ impl Manager {
             make: Arc::clone(&self.make),
             number,
             held: held.clone(),
+            session,
             writer: Arc::clone(&self.holder),
             stop: stop.clone(),
         };
@@ -471,10 +525,9 @@ impl Manager {
     }
 
     fn tell_state(&self) {
-        let state = match self.standing.first_key_value() {
-            Some((_, standing)) => {
-                SubscriptionState::Failed { reason: Arc::clone(&standing.reason) }
-            }
+        let standing = self.standing.values().next().map(|standing| &standing.reason);
+        let state = match standing.or(self.refused.as_ref()) {
+            Some(reason) => SubscriptionState::Failed { reason: Arc::clone(reason) },
             None if self.running.is_empty() => SubscriptionState::Standby,
             None => SubscriptionState::Active,
         };

@@ -10,8 +10,8 @@ use std::time::Duration;
 use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::Position;
 use flowgate_core::retry::NextAttempt;
-use flowgate_store::StoreError;
 use flowgate_store::control::{Record, RecordWrite, TermRef};
+use flowgate_store::{HeldSession, StoreError};
 use futures_util::FutureExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +59,7 @@ pub(super) struct Partition {
     pub(super) make: Make,
     pub(super) number: u16,
     pub(super) held: Option<Arc<HeldTerm>>,
+    pub(super) session: Option<Box<dyn HeldSession>>,
     /// Who this is, in what it writes.
     pub(super) writer: Arc<str>,
     /// It is to end between two events.
@@ -121,14 +122,30 @@ enum Delivered {
 }
 
 impl Partition {
-    pub(super) async fn run(self) -> Ended {
-        let ended = match &self.held {
-            None => self.serve().await,
-            Some(held) => {
-                let served = held.lost().run_until_cancelled(self.serve()).await;
-                served.unwrap_or(Ended::Lost)
+    pub(super) async fn run(mut self) -> Ended {
+        let session = self.session.take();
+        let term_lost = async {
+            match &self.held {
+                Some(held) => held.lost().cancelled().await,
+                None => std::future::pending().await,
             }
         };
+        let session_lost = async {
+            match &session {
+                Some(session) => session.lost().await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            () = term_lost => Ended::Lost,
+            () = session_lost => Ended::Lost,
+            ended = self.serve() => ended,
+        };
+        if let Some(session) = session {
+            // One that is not released ends with its connection.
+            drop(tokio::time::timeout(Duration::from_secs(1), session.release()).await);
+        }
         self.lag_gauge(0.0);
         ended
     }

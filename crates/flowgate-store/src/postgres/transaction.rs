@@ -36,9 +36,10 @@ use crate::control::{RecordWrite, RecordsOutcome, TermRef, over_limit};
 ///
 /// After an error that is transient it may be of no use any more: make another one.
 #[derive(Debug)]
-pub struct PostgresConnection<'s> {
-    store: &'s PostgresStore,
+pub struct PostgresConnection {
     client: Client,
+    write_records: String,
+    call_timeout: Duration,
     _driver: JoinSet<()>,
 }
 
@@ -53,14 +54,16 @@ pub struct PostgresTransaction<'c> {
 
 impl PostgresStore {
     /// A connection for transactions of the caller.
-    pub async fn connect(&self) -> Result<PostgresConnection<'_>, StoreError> {
+    pub async fn connect(&self) -> Result<PostgresConnection, StoreError> {
         let connected = self.endpoint.connect(self.options.call_timeout).await;
         let (client, driver) = connected.map_err(|fault| fault.into_error("connecting"))?;
-        Ok(PostgresConnection { store: self, client, _driver: driver })
+        let write_records = self.sql.write_records.clone();
+        let call_timeout = self.options.call_timeout;
+        Ok(PostgresConnection { client, write_records, call_timeout, _driver: driver })
     }
 }
 
-impl PostgresConnection<'_> {
+impl PostgresConnection {
     /// Whether the connection has ended.
     pub fn is_closed(&self) -> bool {
         self.client.is_closed()
@@ -68,13 +71,13 @@ impl PostgresConnection<'_> {
 
     /// Begins a transaction, whose statements each see what others have committed before them.
     pub async fn begin(&mut self) -> Result<PostgresTransaction<'_>, StoreError> {
-        let call_timeout = self.store.options.call_timeout;
+        let call_timeout = self.call_timeout;
         let builder = self.client.build_transaction();
         let start = builder.isolation_level(IsolationLevel::ReadCommitted).start();
         let transaction = in_time(call_timeout, start).await;
         let transaction =
             transaction.map_err(|fault| fault.into_error("beginning a transaction"))?;
-        let write_records = &self.store.sql.write_records;
+        let write_records = &self.write_records;
         Ok(PostgresTransaction { transaction, write_records, call_timeout })
     }
 }

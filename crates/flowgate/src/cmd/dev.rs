@@ -67,6 +67,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         Origin::Flag(_) | Origin::Variable(_) | Origin::File { .. } => Monitor::start(&app)?,
     };
     let instance = Instance::open(&app, Work::Everything).await?;
+    instance.subscribe(&app).await?;
     if let Some(monitor) = &monitor {
         monitor.work(instance.engine());
     }

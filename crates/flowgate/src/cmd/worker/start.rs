@@ -141,6 +141,7 @@ impl Worker<'_> {
         if let Some(monitor) = self.monitor {
             monitor.work(instance.engine());
         }
+        instance.subscribe(self.app).await?;
         Ok(instance)
     }
 
