@@ -53,6 +53,16 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
+/// An engine that may be gone: whoever holds this does not keep it running.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    pub(crate) fn upgrade(&self) -> Option<Engine> {
+        self.0.upgrade().map(|inner| Engine { inner })
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
     instance: Arc<Instance>,
