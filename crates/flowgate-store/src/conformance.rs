@@ -25,6 +25,7 @@ pub mod leases;
 pub mod listing;
 pub mod log;
 pub mod permits;
+pub mod priority;
 pub mod records;
 pub mod terms;
 pub mod waking;
@@ -246,6 +247,12 @@ macro_rules! conformance_cases {
                 only_jobs_that_are_there_are_woken,
                 queues_are_counted_by_what_is_due_and_what_is_later,
                 only_what_nobody_has_is_counted;
+            priority: a_job_of_high_priority_overtakes_those_that_are_due,
+                nobody_is_overtaken_from_farther_than_a_head_start,
+                a_priority_counts_over_all_queues_of_a_claim,
+                the_due_time_stays_true_whatever_the_priority,
+                a_delayed_job_gets_no_head_start,
+                a_job_that_is_due_again_at_once_has_its_head_start;
         }
     };
     (@each $harness:expr; $($group:ident: $($case:ident),+;)+) => {
@@ -281,6 +288,7 @@ pub fn written_cases() -> usize {
         include_str!("conformance/permits.rs"),
         include_str!("conformance/hints.rs"),
         include_str!("conformance/backlog.rs"),
+        include_str!("conformance/priority.rs"),
     ];
     sources.iter().map(|source| source.matches("\npub async fn ").count()).sum()
 }

@@ -98,6 +98,9 @@ pub trait Store: Control + fmt::Debug {
 
     /// Leases due jobs, the longest due first, up to the claimant's slots.
     ///
+    /// A job that was due when it was queued counts as due for longer by
+    /// [`control::PRIORITY_HEAD_START`] for each step of its priority.
+    ///
     /// A job whose lease expired is due. Each claim counts as an attempt.
     async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError>;
 

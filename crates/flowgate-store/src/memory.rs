@@ -373,6 +373,7 @@ impl State {
             let jobs = jobs.into_iter().map(|job| {
                 let mut open = OpenJob::new(job.job, job.due_at, 0);
                 open.lost = job.lost;
+                open.queue(now);
                 open
             });
             self.open.load(open, jobs.collect(), now);

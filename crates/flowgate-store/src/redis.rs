@@ -13,7 +13,8 @@
 //!             feed          stream: a row for each batch, named by its first position, that
 //!                           points into logs; `feed:dead` counts what retention removed of it
 //!             lines:ID      log lines
-//!             queue:NAME    jobs by when they are due; `queues` has their names
+//!             queue:NAME    jobs by when they are due, ahead of that by their priority; `queues`
+//!                           has their names
 //!             leases        runs with leased jobs, by when to look at them: no later than when the
 //!                           first of these leases ends
 //!             runs, open, failed, cancelled, flow:NAME, tag:…    runs by their start
@@ -383,7 +384,7 @@ impl Store for RedisStore {
                 break;
             }
         }
-        claimed.sort_by_key(|due| due.due_us);
+        claimed.sort_by_key(|due| due.order_us);
         self.satisfy(claimed.into_iter().map(|due| due.needy).collect()).await
     }
 

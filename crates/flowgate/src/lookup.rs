@@ -6,11 +6,12 @@ use std::time::Duration;
 use flowgate_core::flow::{Flow, Span, nearest};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
-use flowgate_core::run::Run;
+use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use flowgate_store::{RunCursor, RunDetail, RunQuery, RunRow, Store, StoredRevision};
 
 use crate::failure::Failure;
+use crate::report::FateView;
 
 /// Letters that a shortened run id must have.
 const PREFIX_LETTERS_MIN: usize = 6;

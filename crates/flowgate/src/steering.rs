@@ -1,5 +1,7 @@
 //! Changing what is not a run: the owner of an embedded store does it, or this process at once.
 
+use std::time::Duration;
+
 use flowgate_core::ids::{Position, RunId};
 use flowgate_engine::subscriber::{ResetTo, SubscriberAdmin};
 use flowgate_engine::{QueueRate, QueueSettings, change_queue, drop_dead_letter};

@@ -77,7 +77,7 @@ impl Seen {
         self.0.lock().most.values().copied().max().unwrap_or(0)
     }
 
-    fn began(&self) -> Vec<Instant> {
+    pub(crate) fn began(&self) -> Vec<Instant> {
         self.0.lock().began.iter().map(|(_, at)| *at).collect()
     }
 
@@ -110,16 +110,20 @@ pub(crate) async fn start_tenants(
     let mut runs = HashMap::new();
     let big = (0..count).map(|_| "big".to_owned());
     let others = (0..count).map(|number| format!("t{}", number % (count / 2)));
-    for tenant in big.chain(others) {
-        let request = StartRequest::new(payload(json!({ "tenant": tenant })));
-        let started = client.start_run(flow, request).await.unwrap();
-        runs.insert(started.run_id, tenant);
+    let tenants: Vec<String> = big.chain(others).collect();
+    for some in tenants.chunks(100) {
+        let starts = some.iter().map(|tenant| {
+            client.start_run(flow, StartRequest::new(payload(json!({ "tenant": tenant }))))
+        });
+        let started = futures_util::future::join_all(starts).await;
+        let ids = started.into_iter().map(|started| started.unwrap().run_id);
+        runs.extend(ids.zip(some.iter().cloned()));
     }
     runs
 }
 
 /// The most attempts of one tenant that were running at once, by the order of the log.
-async fn most_by_log(store: &dyn Store, runs: &HashMap<RunId, String>) -> i32 {
+pub(crate) async fn most_by_log(store: &dyn Store, runs: &HashMap<RunId, String>) -> i32 {
     let mut running: HashMap<&str, i32> = HashMap::new();
     let (mut after, mut most) = (Position::default(), 0);
     loop {

@@ -9,6 +9,7 @@ mod health;
 mod http;
 mod leases;
 mod limits;
+mod limits_shared;
 mod process;
 mod reconciler;
 mod recorder;

@@ -208,6 +208,7 @@ impl RedisStore {
             }
             for job in &copy.jobs {
                 command.arg(job.job.job_id.step.0).arg(&*job.job.queue).arg(due_us(job.due_at));
+                command.arg(job.job.priority);
             }
             for row in &rows {
                 command.arg(row.last).arg(row.count).arg(row.at.0).arg(&row.events);

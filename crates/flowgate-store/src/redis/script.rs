@@ -172,3 +172,14 @@ impl Iterator for Reply {
 pub(super) fn parse<N: std::str::FromStr>(text: &str) -> Result<N, StoreError> {
     text.parse().map_err(|_| unreadable(format_args!("`{text}` in place of a number")))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::control::PRIORITY_HEAD_START;
+
+    #[test]
+    fn the_scripts_know_the_head_start_of_a_priority() {
+        let line = format!("local HEAD_START_US = {}\n", PRIORITY_HEAD_START.as_micros());
+        assert!(super::SHARED.contains(&line), "{line}");
+    }
+}

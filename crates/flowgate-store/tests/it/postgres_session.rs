@@ -134,7 +134,7 @@ async fn effects(harness: &PostgresHarness) -> (i64, Option<u64>) {
 
 /// Begins a transaction in which a handler writes a row.
 async fn handled<'c>(
-    connection: &'c mut PostgresConnection<'_>,
+    connection: &'c mut PostgresConnection,
     schema: &str,
 ) -> PostgresTransaction<'c> {
     let transaction = connection.begin().await.expect("beginning");

@@ -3,6 +3,7 @@
 mod control;
 mod faults;
 mod permits;
+mod queues;
 mod servers;
 
 use std::sync::Arc;

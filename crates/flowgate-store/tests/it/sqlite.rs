@@ -418,7 +418,10 @@ async fn a_full_disk_leaves_permits_records_and_terms_as_they_were() {
     let (limit, lease) = (Limit::AtOnce(1), Duration::from_mins(1));
     let ask = |job_id| PermitAsk { key: "key".into(), limit, job_id };
     let mine = ask(claimed.job.job_id);
-    assert_eq!(store.take_permits(&[mine.clone()], lease).await.unwrap(), [PermitOutcome::Granted]);
+    assert_eq!(
+        store.take_permits(std::slice::from_ref(&mine), lease).await.unwrap(),
+        [PermitOutcome::Granted]
+    );
     sqlite.limit_pages(Some(1)).await.unwrap();
     let job_id = || JobId { run_id: RunId(uuid::Uuid::now_v7()), step: StepIndex(0) };
     let many: Vec<_> = (0..2_000).map(|_| ask(job_id())).collect();

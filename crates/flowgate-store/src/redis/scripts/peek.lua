@@ -4,8 +4,8 @@
 -- ARGV[1]  jobs at most
 -- ARGV[2]  milliseconds for which hints are wanted; 0 for none
 -- ARGV[3]  number of queues, or -1 for all, or -1 - n for all but n; then their names
--- Reply    time, deadline of the lease that ends first (-1 for none), and when the first jobs are
---   due, in microseconds, in order
+-- Reply    time, deadline of the lease that ends first (-1 for none), and where the first jobs stand
+--   in their queues: when they are due, in microseconds, or before if they are due already
 local meta = call('HMGET', meta_key, 'clock_ms', 'due_wanted_until')
 local now = clock(meta[1])
 local wanted = tonumber(ARGV[2])

@@ -15,13 +15,15 @@ for index = 1, tonumber(ARGV[2]) do
   local head, due, tail
   if replies[index] == 1 then head, due, tail = match(state, '^(Q%d;%d+;%d+;%d+;)(%d+)(;.*)$') end
   if due and tonumber(due) >= (now + 1) * 1000 then
-    local queue = prefix .. 'queue:' .. match(tail, '^;([^;]*)')
+    local name, priority = match(tail, '^;([^;]*);%a+/?(%d*)')
+    local queue = prefix .. 'queue:' .. name
     call('ZCARD', queue)
     -- As in a commit: in the order in which they became due, within a millisecond.
     local due_now = format('%d', now * 1000 + math.min(us + tickets, 999))
     tickets = tickets + 1
     states[#states + 1] = { run_key, field, head .. due_now .. tail }
-    queues[#queues + 1] = { queue, due_now, id .. ':' .. step }
+    local order = priority ~= '' and order_of(due_now, priority) or due_now
+    queues[#queues + 1] = { queue, order, id .. ':' .. step }
   end
 end
 for _, state in ipairs(states) do call('HSET', unpack(state)) end
