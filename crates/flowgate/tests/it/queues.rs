@@ -93,9 +93,7 @@ fn a_job_that_waits_for_a_permit_says_whose_it_is() {
     let dev = sandbox.dev(&[]);
     let start = ["runs", "start", "work", "--input", r#"{"tenant": 7}"#];
     let first = sandbox.flowgate(&start).exits(0).stdout;
-    until("it runs", || {
-        sandbox.flowgate(&["why", first.trim()]).stdout.contains("is running")
-    });
+    until("it runs", || sandbox.flowgate(&["why", first.trim()]).stdout.contains("is running"));
     let second = sandbox.flowgate(&start).exits(0).stdout;
     let said = format!("1 may run at once; place 1 in line; in use by {}", first.trim());
     until("it is parked", || {
