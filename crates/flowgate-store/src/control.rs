@@ -46,6 +46,9 @@ pub const RECORD_KINDS: [&str; 9] = [
 ];
 /// How far a job of each step of priority is ahead of those without.
 pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);
+/// Those of them that mean something in their own store only: positions in its feeds, and who is
+/// there. A copy of a store leaves them out.
+pub const RECORD_KINDS_OF_ONE_STORE: [&str; 2] = ["checkpoint", "subscriber_member"];
 
 /// The part of a store that is not about runs.
 #[expect(unused_variables, reason = "until every store has its own methods")]
