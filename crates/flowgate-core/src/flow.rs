@@ -22,6 +22,7 @@ mod compile;
 mod diff;
 pub mod graph;
 mod input;
+mod limit;
 mod locate;
 mod nearest;
 pub(crate) mod notation;
@@ -32,6 +33,10 @@ mod validate;
 pub use build::{FlowBuilder, StepBuilder};
 pub use diff::{Change, FieldChange, diff};
 pub use input::{InputProblem, Violation};
+pub use limit::{
+    Amount, ConcurrencyFile, KeyPath, KeyPathError, LimitName, RateFile, SingletonFile, StepLimit,
+    queue_concurrency_key, queue_rate_key,
+};
 pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
@@ -57,6 +62,14 @@ pub struct FlowFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub input: Option<serde_json::Value>,
+    /// One open run at a time, of the flow or for each value of a key: a start while it is open
+    /// gives that run.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub singleton: Option<SingletonFile>,
     /// The steps by name. The one without `subscribes` is the entry.
     #[schemars(with = "BTreeMap<String, StepFile>")]
     pub steps: IndexMap<String, StepFile>,
@@ -128,6 +141,27 @@ pub struct StepFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub queue: Option<String>,
+    /// How far ahead the step's jobs are of others that became due when they did, from 0 to 9.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub priority: Option<u8>,
+    /// How many of the step's jobs may run at the same time.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub concurrency: Option<ConcurrencyFile>,
+    /// How many of the step's jobs may begin in each span of time.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub rate: Option<RateFile>,
 }
 
 /// What a step subscribes to.
@@ -329,6 +363,8 @@ pub struct Flow {
     pub entry: StepIndex,
     /// Everything that a step can subscribe to, or emit.
     pub slots: Vec<Slot>,
+    /// Whether it has one open run at a time, and where the value is that has one for itself.
+    pub singleton: Option<Option<KeyPath>>,
     input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
@@ -355,6 +391,10 @@ pub struct Step {
     pub timeout: Option<Duration>,
     /// The queue of its jobs.
     pub queue: Arc<str>,
+    /// The priority of its jobs, unless their run has one.
+    pub priority: u8,
+    /// What its jobs need a permit of before they run, in the order in which they ask.
+    pub limits: Vec<StepLimit>,
 }
 
 /// What a step starts on.

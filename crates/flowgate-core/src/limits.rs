@@ -53,6 +53,8 @@ pub const CLAIM_BATCH_MAX: usize = 512;
 pub const PAGE_MAX: usize = 1_000;
 /// The highest priority of a job.
 pub const PRIORITY_MAX: u8 = 9;
+/// The most that a limit of jobs at once, or in a span, may be.
+pub const LIMIT_MAX: u32 = 1_000_000;
 /// Schedules of a flow file.
 pub const SCHEDULES_MAX: usize = 100;
 /// Bytes of a schedule's name, with that of its flow.

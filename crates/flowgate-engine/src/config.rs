@@ -8,6 +8,8 @@ use flowgate_core::ids::InstanceId;
 use flowgate_core::limits;
 use flowgate_store::{Queues, Retention};
 
+use crate::degradation::DegradationConfig;
+
 /// Attempts that an instance executes at a time, unless it is told otherwise.
 pub const SLOTS_DEFAULT: usize = 256;
 /// The most slots that an instance may have.
@@ -23,6 +25,10 @@ pub const LEADER_LEASE_MIN: Duration = Duration::from_millis(500);
 pub struct EngineConfig {
     /// Its name.
     pub instance: InstanceId,
+    /// What it is for, in a word that is listed with it.
+    pub role: Option<Arc<str>>,
+    /// A label by which those who run it find it again.
+    pub pool: Option<Arc<str>>,
     /// The queues that it serves. One that serves none is a client: it starts and steers runs, and
     /// neither executes anything, nor looks after what others left, nor counts as an instance.
     pub queues: Queues,
@@ -50,6 +56,8 @@ pub struct EngineConfig {
     /// How it leads when its turn comes, and fires schedules; without it, it never does. A client
     /// never does either.
     pub schedules: Option<SchedulerConfig>,
+    /// From where on it is strained.
+    pub degradation: DegradationConfig,
     /// For steps that start a program.
     pub process: ProcessConfig,
     /// For steps that send a request.
@@ -162,6 +170,9 @@ pub enum ConfigError {
     /// No program may run.
     #[error("process.running_max is 0; it must be at least 1")]
     NoProcess,
+    /// The bounds of a level are not in order.
+    #[error("degradation.{0} must be over zero, and critical not under degraded")]
+    Bounds(&'static str),
 }
 
 impl EngineConfig {
@@ -169,6 +180,8 @@ impl EngineConfig {
     pub fn new(instance: InstanceId) -> Self {
         Self {
             instance,
+            role: None,
+            pool: None,
             queues: Queues::All,
             slots: SLOTS_DEFAULT,
             lease: Duration::from_secs(30),
@@ -181,6 +194,7 @@ impl EngineConfig {
             beat_interval: Duration::from_secs(2),
             renewals: Renewals::OwnThread,
             schedules: Some(SchedulerConfig::default()),
+            degradation: DegradationConfig::DEFAULT,
             process: ProcessConfig::from_env(),
             http: HttpConfig::DEFAULT,
         }
@@ -214,6 +228,9 @@ impl EngineConfig {
             return Err(ConfigError::NoProcess);
         }
         self.schedules.as_ref().map_or(Ok(()), SchedulerConfig::validate)?;
+        if let Some(measure) = self.degradation.wrong() {
+            return Err(ConfigError::Bounds(measure));
+        }
         Ok(())
     }
 }
@@ -259,6 +276,7 @@ pub fn instance_id() -> InstanceId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::degradation::Bounds;
 
     #[test]
     fn a_configuration_that_cannot_work_is_refused() {
@@ -269,6 +287,10 @@ mod tests {
         let short = Duration::from_millis(1);
         let lease = EngineConfig { lease: short, ..good.clone() };
         assert_eq!(lease.validate(), Err(ConfigError::LeaseTooShort(short)));
+        let turned = Some(Bounds { degraded: 2, critical: 1 });
+        let degradation = DegradationConfig { queue_due: turned, ..DegradationConfig::DEFAULT };
+        let bounds = EngineConfig { degradation, ..good.clone() };
+        assert_eq!(bounds.validate(), Err(ConfigError::Bounds("queue_due")));
         let poll = EngineConfig { poll_max: Duration::ZERO, ..good };
         assert_eq!(poll.validate(), Err(ConfigError::Zero("poll_max")));
     }

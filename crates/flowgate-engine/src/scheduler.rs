@@ -33,6 +33,7 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::SchedulerConfig;
+use crate::degradation::Pause;
 use crate::error::EngineError;
 use crate::instance::Instance;
 use crate::leadership::Reign;
@@ -45,6 +46,8 @@ const RELOAD_MAX: Duration = Duration::from_secs(3);
 const QUEUED_POLL: Duration = Duration::from_millis(500);
 /// Schedules that are worked on at a time, and runs of one that are started at a time.
 const AT_ONCE: usize = 32;
+/// What is this late is caught up; what is less late is only late.
+const CATCH_UP: Duration = Duration::from_secs(10);
 /// How often the record of a schedule is written again because somebody changed it.
 const TRIES_MAX: usize = 20;
 /// Bytes of an error in the ledger.
@@ -136,7 +139,9 @@ impl Scheduler {
         }
         let began = clock::now();
         let now = self.instance.store.now().await?;
-        let due: Vec<Known> = known.values().filter(|known| known.is_due(now)).cloned().collect();
+        let pause = self.instance.strain.pauses();
+        let is_due = |known: &&Known| known.is_due(now) && !known.is_paused(pause, now);
+        let due: Vec<Known> = known.values().filter(is_due).cloned().collect();
         let mut done = futures_util::stream::iter(due)
             .map(|known| async move {
                 let name = Arc::clone(&known.named.name);
@@ -161,7 +166,8 @@ impl Scheduler {
         if let Some(trouble) = trouble {
             return Err(trouble);
         }
-        let wake_at = known.values().filter_map(|known| known.wakes_at(now)).min();
+        let active = known.values().filter(|known| !known.is_paused(pause, now));
+        let wake_at = active.filter_map(|known| known.wakes_at(now)).min();
         let wait = wake_at.map_or(RELOAD_MAX, |at| at.since(now).min(RELOAD_MAX));
         Ok(began + wait)
     }
@@ -309,7 +315,7 @@ impl Scheduler {
         if name.len() <= limits::NAME_BYTES_MAX {
             request.tags.insert("schedule".into(), Arc::clone(name));
         }
-        match engine.start_run(named.record.spec.flow.as_str(), request).await {
+        match engine.start_accepted(named.record.spec.flow.as_str(), request).await {
             Ok(started) if started.existing => Ok(Some((Fate::Suppressed, None))),
             Ok(_) => Ok(None),
             // It was started with the input that the schedule had before.
@@ -436,6 +442,16 @@ impl Known {
 
     fn is_due(&self, now: Timestamp) -> bool {
         self.named.record.queued.is_some() || self.due_at.is_some_and(|at| at <= now)
+    }
+
+    /// Whether it is left for later, since this instance is strained. What was due meanwhile gets
+    /// its fate by the schedule's policy when the strain is over.
+    fn is_paused(&self, pause: Pause, now: Timestamp) -> bool {
+        match pause {
+            Pause::Nothing => false,
+            Pause::CatchUp => self.due_at.is_some_and(|at| now.since(at) > CATCH_UP),
+            Pause::Everything => true,
+        }
     }
 
     fn wakes_at(&self, now: Timestamp) -> Option<Timestamp> {

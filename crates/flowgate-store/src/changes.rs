@@ -105,7 +105,14 @@ mod tests {
         let file = json!({ "flow": "one", "steps": { "only": { "run": { "worker": "w" } } } });
         let flow = Flow::new(serde_json::from_value(file).unwrap()).unwrap();
         let run_id = RunId::derived("one", "1");
-        let start = Start { run_id, input: Payload::null(), key: None, tags: BTreeMap::new() };
+        let start = Start {
+            run_id,
+            input: Payload::null(),
+            key: None,
+            tags: BTreeMap::new(),
+            priority: None,
+            due: Due::Now,
+        };
         Commit { jobs, ..decide::start(&flow, &start, CommitIds::new(1).next()) }
     }
 

@@ -22,6 +22,7 @@ use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::StoreError;
+use crate::session::SessionLock;
 
 /// The most ended terms of a name that are kept.
 pub const TERMS_KEPT_MAX: usize = 1_000;
@@ -33,7 +34,7 @@ pub const CONTROL_KEY_BYTES_MAX: usize = 1_024;
 /// a reserved one.
 pub const PERMIT_PLACE_KEPT: Duration = Duration::from_hours(24);
 /// The kinds of record that there are. No other is written, so a copy of a store misses none.
-pub const RECORD_KINDS: [&str; 9] = [
+pub const RECORD_KINDS: [&str; 10] = [
     "checkpoint",
     "dead",
     "occurrence",
@@ -43,6 +44,7 @@ pub const RECORD_KINDS: [&str; 9] = [
     "subscriber",
     "subscriber_dead",
     "subscriber_member",
+    "subscriber_retry",
 ];
 /// How far a job of each step of priority is ahead of those without.
 pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);
@@ -153,6 +155,22 @@ pub trait Control: Send + Sync {
     /// Returns when somebody may have told of `topic`, and after `wait_max` at the latest.
     async fn wait_told(&self, topic: &str, wait_max: Duration) -> Result<(), StoreError> {
         missing()
+    }
+
+    /// Locks `name` for as long as a session of the store's server lasts, where it has sessions.
+    ///
+    /// Such a lock is no guard, since it may be lost without a word: what must not happen twice is
+    /// written under a term. It ends when its holder does, without waiting for a term to expire.
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        check_key(name);
+        Ok(SessionLock::Unneeded)
+    }
+
+    /// Ends the session that has locked `name`, for whoever has taken over its term: a process
+    /// that does not move keeps its sessions. Whether there was one.
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        check_key(name);
+        Ok(false)
     }
 }
 

@@ -58,6 +58,8 @@ pub enum Call {
     Tell,
     /// [`Control::wait_told`](crate::Control::wait_told)
     WaitTold,
+    /// [`Control::lock_session`](crate::Control::lock_session) and its end
+    Lock,
 }
 
 /// How a call goes wrong.

@@ -52,6 +52,7 @@ mod open;
 mod permits;
 pub mod postgres;
 pub mod redis;
+pub mod session;
 pub mod sqlite;
 mod told;
 pub mod url;
@@ -66,6 +67,7 @@ pub use instrumented::Instrumented;
 pub use memory::MemoryStore;
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use redis::{RedisOptions, RedisStore, RedisUrlError};
+pub use session::{HeldSession, SessionLock};
 pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
 pub use url::{StoreUrl, open_shared};
 
@@ -212,6 +214,12 @@ pub struct Beat {
     pub pid: u32,
     /// The version of flowgate that it runs.
     pub version: Arc<str>,
+    /// What it is for, if it was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Arc<str>>,
+    /// A label that those who run it gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
     /// The queues that it serves; none if it serves all.
     pub queues: Option<Vec<Arc<str>>>,
     /// How many attempts it can execute at a time.
@@ -220,6 +228,12 @@ pub struct Beat {
     pub running: u32,
     /// What it is doing.
     pub state: InstanceState,
+    /// How strained it is.
+    #[serde(default)]
+    pub degradation: Degradation,
+    /// What strains it, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strained_by: Option<Arc<str>>,
     /// How long it may be silent, in milliseconds, before something is wrong.
     pub silent_ms_max: u64,
 }
@@ -232,6 +246,32 @@ pub enum InstanceState {
     Ready,
     /// It finishes what it has and takes nothing new.
     Stopping,
+}
+
+/// How strained an instance is.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Degradation {
+    /// Not at all.
+    #[default]
+    Normal,
+    /// It does less, so that what it has goes on.
+    Degraded,
+    /// It takes on no new runs.
+    Critical,
+}
+
+impl Degradation {
+    /// As it is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Degraded => "degraded",
+            Self::Critical => "critical",
+        }
+    }
 }
 
 /// An instance as a store knows it.
@@ -316,6 +356,8 @@ pub enum Queues {
     All,
     /// These.
     Only(Vec<Arc<str>>),
+    /// All but these, which are paused.
+    AllBut(Vec<Arc<str>>),
 }
 
 impl Queues {
@@ -324,6 +366,7 @@ impl Queues {
         match self {
             Self::All => true,
             Self::Only(queues) => queues.iter().any(|name| **name == *queue),
+            Self::AllBut(queues) => !queues.iter().any(|name| **name == *queue),
         }
     }
 }

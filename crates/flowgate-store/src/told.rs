@@ -19,6 +19,13 @@ impl Told {
         }
     }
 
+    /// Wakes all: nobody knows what they were not told.
+    pub(crate) fn tell_all(&self) {
+        for (_, wake) in self.0.lock().drain(..) {
+            wake.send(()).ok();
+        }
+    }
+
     /// Returns when somebody tells of `topic`, and after `wait_max` at the latest.
     pub(crate) async fn wait(&self, topic: &str, wait_max: Duration) {
         let (wake, woken) = oneshot::channel();

@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::{Exit, Failure};
+use crate::steering::Steer;
 
 /// Bytes of a request: a payload and what goes with it.
 const REQUEST_BYTES_MAX: u64 = PAYLOAD_BYTES_MAX as u64 + (64 << 10);
@@ -46,15 +47,19 @@ const CONNECTIONS_MAX: usize = 32;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
     /// Start a run.
-    Start { flow: String, input: Payload, key: Option<String>, tags: BTreeMap<String, String> },
+    Start { flow: String, input: Payload, options: StartOptions },
     /// Send a run a signal.
     Signal { run_id: RunId, signal: String, data: Payload },
     /// Stop a run for good.
     Cancel { run_id: RunId, reason: Option<String> },
     /// Try a finished run again.
     Retry { run_id: RunId, from: Option<String> },
+    /// Try a dead letter again.
+    RetryDead { run_id: RunId },
     /// Change a schedule.
     Schedule { name: String, change: ScheduleChange },
+    /// Change something else that is not about one run.
+    Steer(Steer),
 }
 
 /// What can be asked of a schedule.
@@ -73,6 +78,25 @@ pub(crate) enum ScheduleChange {
     Backfill { from: Timestamp, to: Timestamp },
     /// Start a run now.
     Trigger,
+}
+
+/// What a start may say besides its flow and its input.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StartOptions {
+    pub(crate) key: Option<String>,
+    pub(crate) tags: BTreeMap<String, String>,
+    pub(crate) singleton: Option<String>,
+    pub(crate) priority: Option<u8>,
+    pub(crate) due: Option<StartAt>,
+}
+
+/// When a start is due that is put off.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StartAt {
+    AfterMs(u64),
+    At(Timestamp),
 }
 
 /// What an owner answers when it has done what it was asked.
@@ -327,16 +351,20 @@ mod tests {
                     status: RunStatus::Running,
                     existed: false,
                 })),
-                Request::Signal { .. } | Request::Cancel { .. } | Request::Retry { .. } => {
+                Request::Signal { .. }
+                | Request::Cancel { .. }
+                | Request::Retry { .. }
+                | Request::RetryDead { .. } => {
                     Err(Failure::not_found("run_not_found", "no such run").help("look again"))
                 }
+                Request::Steer(_) => Ok(Reply::Value(serde_json::json!({ "count": 7 }))),
                 Request::Schedule { name, .. } => Ok(Reply::Value(name.into())),
             }
         }
     }
 
     fn start(input: Payload) -> Request {
-        Request::Start { flow: "order".into(), input, key: None, tags: BTreeMap::new() }
+        Request::Start { flow: "order".into(), input, options: StartOptions::default() }
     }
 
     async fn check(folder: &Path) {
@@ -354,6 +382,9 @@ mod tests {
             let trigger = Request::Schedule { name: "s".into(), change: ScheduleChange::Trigger };
             let reply = send(&database, &trigger).await.unwrap().unwrap();
             assert_eq!(reply.value().unwrap(), "s");
+            let steer = Steer::SubscriberRetryDead { id: "p".to_owned(), run_id: None };
+            let reply = send(&database, &Request::Steer(steer)).await.unwrap().unwrap();
+            assert_eq!(reply.value().unwrap(), serde_json::json!({ "count": 7 }));
             let cancel = Request::Cancel { run_id, reason: None };
             let failure = send(&database, &cancel).await.unwrap_err();
             assert_eq!(failure.exit, Exit::NotFound);

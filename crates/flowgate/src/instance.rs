@@ -1,15 +1,16 @@
 //! This process as an instance on its store: the engine, and who may ask it for something.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::commit::Due;
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
+use flowgate_core::view::Brief;
 use flowgate_engine::{
     Applied, Engine, EngineConfig, EngineError, ProcessConfig, SchedulerConfig, StartRequest,
     Workers,
@@ -20,21 +21,29 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cmd::{App, schedules};
-use crate::config::Origin;
-use crate::control::{Reply, Request, RunReply, ScheduleChange, Serve, Socket};
+use crate::config::{Origin, Role};
+use crate::control::{
+    Reply, Request, RunReply, ScheduleChange, Serve, Socket, StartAt, StartOptions,
+};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
+use crate::steering;
 use crate::stores::{self, OwnStore};
+use crate::subscribers;
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
+/// The most of a worker's grace that is kept for what comes after its attempts.
+const GRACE_REST_MAX: Duration = Duration::from_secs(4);
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The queues that the settings name.
+    /// The queues that the settings name, and all that must be looked after.
     Everything,
+    /// The queues that the settings name, in this role, until it is told to stop.
+    As(Role),
     /// Nothing: it only writes down what it is asked.
     Nothing,
 }
@@ -55,24 +64,39 @@ impl Instance {
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
         let defaults = EngineConfig::new(instance_id);
+        let (shutdown_grace, kill_grace) = match work {
+            Work::As(_) => share_grace(app.config.shutdown_grace, defaults.process.kill_grace),
+            Work::Everything | Work::Nothing => {
+                (app.config.shutdown_grace, defaults.process.kill_grace)
+            }
+        };
         // Programs have a bound of their own, which yields to what the user says.
         let is_said = app.config.origin_of("concurrency") != &Origin::Default;
         let running_max =
             if is_said { app.config.concurrency } else { defaults.process.running_max };
         let config = EngineConfig {
-            process: ProcessConfig { running_max, ..defaults.process },
+            process: ProcessConfig { running_max, kill_grace, ..defaults.process },
+            role: match work {
+                Work::Everything => Some(Role::All.as_str().into()),
+                Work::As(role) => Some(role.as_str().into()),
+                Work::Nothing => None,
+            },
+            pool: app.config.pool.clone(),
+            degradation: app.config.degradation.clone(),
             queues: match work {
-                Work::Everything => app.config.queues.clone(),
+                Work::Everything | Work::As(_) => app.config.queues.clone(),
                 Work::Nothing => Queues::Only(Vec::new()),
             },
             slots: app.config.concurrency,
             lease: app.config.lease,
-            shutdown_grace: app.config.shutdown_grace,
+            shutdown_grace,
             retention: app.config.retention,
             retention_interval: sweep_interval(&app.config.retention),
             schedules: match work {
-                Work::Everything => Some(SchedulerConfig::with_lease(app.config.leader_lease)),
-                Work::Nothing => None,
+                Work::Everything | Work::As(Role::All | Role::CronWorker | Role::Auto) => {
+                    Some(SchedulerConfig::with_lease(app.config.leader_lease))
+                }
+                Work::As(Role::JobWorker) | Work::Nothing => None,
             },
             ..defaults
         };
@@ -84,7 +108,7 @@ impl Instance {
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
         if let StoreUrl::Sqlite(path) = &app.config.store
-            && work == Work::Everything
+            && work != Work::Nothing
         {
             match Socket::bind(&stores::canonical(path)) {
                 Ok(socket) => {
@@ -99,6 +123,15 @@ impl Instance {
             }
         }
         Ok(instance)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Begins the subscribers of the settings; they end with the instance.
+    pub(crate) async fn subscribe(&self, app: &App) -> Result<(), Failure> {
+        subscribers::subscribe(app, &self.engine).await
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -140,12 +173,19 @@ impl Instance {
         &self,
         flow: &str,
         input: Payload,
-        key: Option<&str>,
-        tags: &BTreeMap<String, String>,
+        options: &StartOptions,
     ) -> Result<RunReply, Failure> {
+        let StartOptions { key, tags, singleton, priority, due } = options;
         let request = StartRequest {
-            key: key.map(Into::into),
+            key: key.as_deref().map(Into::into),
             tags: tags.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            singleton: singleton.as_deref().map(Into::into),
+            priority: *priority,
+            due: match due {
+                None => Due::Now,
+                Some(StartAt::AfterMs(ms)) => Due::After(Duration::from_millis(*ms)),
+                Some(StartAt::At(at)) => Due::At(*at),
+            },
             ..StartRequest::new(input)
         };
         match self.engine.start_run(flow, request).await {
@@ -216,6 +256,14 @@ impl Instance {
     }
 }
 
+/// Of the time that a worker has to stop, how long attempts have to end, and programs to be killed.
+///
+/// The rest is for what comes after: handing back what did not end, and the last commits.
+fn share_grace(whole: Duration, kill_grace: Duration) -> (Duration, Duration) {
+    let rest = (whole / 4).min(GRACE_REST_MAX);
+    (whole.saturating_sub(rest), kill_grace.min(rest / 2))
+}
+
 /// How often finished runs are swept: what is kept for a short time must also go soon.
 fn sweep_interval(retention: &Retention) -> Duration {
     retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
@@ -228,8 +276,8 @@ fn reply(run: &Run, existed: bool) -> RunReply {
 impl Serve for Instance {
     async fn serve(&self, request: Request) -> Result<Reply, Failure> {
         match request {
-            Request::Start { flow, input, key, tags } => {
-                self.start_run(&flow, input, key.as_deref(), &tags).await.map(Reply::Run)
+            Request::Start { flow, input, options } => {
+                self.start_run(&flow, input, &options).await.map(Reply::Run)
             }
             Request::Signal { run_id, signal, data } => {
                 let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
@@ -246,6 +294,14 @@ impl Serve for Instance {
             }
             Request::Schedule { name, change } => {
                 self.change_schedule(&name, change).await.map(Reply::Value)
+            }
+            Request::RetryDead { run_id } => {
+                let started = self.engine.retry_dead_letter(run_id).await.map_err(failure)?;
+                let run = lookup::run(self.store(), started.run_id).await?.row.run;
+                Ok(Reply::Run(reply(&run, started.existing)))
+            }
+            Request::Steer(steer) => {
+                steering::carry_out(self.store(), steer).await.map(Reply::Value)
             }
         }
     }
@@ -278,7 +334,7 @@ impl News {
 }
 
 /// Why the engine did not do it, for people.
-fn failure(error: EngineError) -> Failure {
+pub(crate) fn failure(error: EngineError) -> Failure {
     match error {
         EngineError::NoFlow(name) => {
             Failure::not_found("flow_not_found", format!("there is no flow `{name}`")).path(&*name)
@@ -290,6 +346,14 @@ fn failure(error: EngineError) -> Failure {
         EngineError::NoSchedule(name) => {
             Failure::not_found("schedule_not_found", format!("there is no schedule `{name}`"))
                 .path(&*name)
+        }
+        EngineError::NotDead(run_id) => Failure::refused("not_dead", error.to_string())
+            .help(format!("see `flowgate why {run_id}`"))
+            .path(run_id.to_string()),
+        EngineError::NoSubscriber(ref id) => {
+            Failure::not_found("subscriber_not_found", error.to_string())
+                .help("see `flowgate subscribers list`")
+                .path(&**id)
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
         EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())
@@ -308,6 +372,11 @@ fn failure(error: EngineError) -> Failure {
                 Failure::new(Exit::Store, "store_failed", "the store failed").source(shared)
             }
         },
+        EngineError::Overloaded { ref cause, retry_after } => {
+            let message = format!("the instance is overloaded and takes no new runs: {cause}");
+            Failure::refused("overloaded", message)
+                .help(format!("try again in {}; what was accepted goes on", Brief(retry_after)))
+        }
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
             Failure::refused("engine_refused", error.to_string()).source(error)
         }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use flowgate_core::ids::JobId;
-use flowgate_store::StoreError;
 use flowgate_store::control::{
     Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
     RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
 };
+use flowgate_store::{SessionLock, StoreError};
 
 use super::Planted;
 
@@ -85,5 +85,13 @@ impl Control for Planted {
 
     async fn wait_told(&self, topic: &str, wait_max: Duration) -> Result<(), StoreError> {
         self.inner.wait_told(topic, wait_max).await
+    }
+
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        self.inner.lock_session(name).await
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        self.inner.end_session(name).await
     }
 }

@@ -7,8 +7,8 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use super::{
-    BackoffFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile, RetryFile,
-    RunFile, Span, StepFile, Subscribes, WaitFile,
+    BackoffFile, ConcurrencyFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile,
+    RateFile, RetryFile, RunFile, SingletonFile, Span, StepFile, Subscribes, WaitFile,
 };
 use crate::schedule::ScheduleFile;
 
@@ -39,6 +39,7 @@ impl FlowBuilder {
             flow: name.into(),
             description: None,
             input: None,
+            singleton: None,
             steps: IndexMap::new(),
             schedules: BTreeMap::new(),
         };
@@ -54,6 +55,18 @@ impl FlowBuilder {
     /// Sets the JSON Schema that a start's input must meet.
     pub fn input_schema(mut self, schema: Value) -> Self {
         self.file.input = Some(schema);
+        self
+    }
+
+    /// Has one open run at a time, for each value of this path into the start's input.
+    pub fn singleton_by(mut self, key: impl Into<String>) -> Self {
+        self.file.singleton = Some(SingletonFile { key: Some(key.into()) });
+        self
+    }
+
+    /// Has one open run at a time.
+    pub fn singleton(mut self) -> Self {
+        self.file.singleton = Some(SingletonFile::default());
         self
     }
 
@@ -244,6 +257,38 @@ impl StepBuilder {
         self
     }
 
+    /// Puts the step's jobs ahead of others that became due when they did, from 0 to 9.
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.file.priority = Some(priority);
+        self
+    }
+
+    /// Lets this many of the step's jobs run at the same time, over all instances.
+    pub fn concurrency(mut self, limit: u32) -> Self {
+        self.file.concurrency = Some(ConcurrencyFile { key: None, limit });
+        self
+    }
+
+    /// Lets this many of the step's jobs run at the same time for each value of this path into
+    /// their input, over all instances.
+    pub fn concurrency_by(mut self, key: impl Into<String>, limit: u32) -> Self {
+        self.file.concurrency = Some(ConcurrencyFile { key: Some(key.into()), limit });
+        self
+    }
+
+    /// Lets this many of the step's jobs begin in each span, over all instances.
+    pub fn rate(mut self, limit: u32, per: Duration) -> Self {
+        self.file.rate = Some(RateFile { key: None, limit, per: Span(per) });
+        self
+    }
+
+    /// Lets this many of the step's jobs begin in each span for each value of this path into their
+    /// input, over all instances.
+    pub fn rate_by(mut self, key: impl Into<String>, limit: u32, per: Duration) -> Self {
+        self.file.rate = Some(RateFile { key: Some(key.into()), limit, per: Span(per) });
+        self
+    }
+
     fn wait(&mut self) -> &mut WaitFile {
         self.file.wait.get_or_insert_default()
     }
@@ -286,6 +331,7 @@ mod tests {
 flow: order
 description: Orders.
 input: { type: object }
+singleton: { key: input.tenant }
 steps:
   start: { run: { worker: start }, emits: [a, b] }
   charge:
@@ -295,6 +341,9 @@ steps:
     retry: { attempts: 5, backoff: { initial: 200ms, factor: 2, max: 1m, jitter: 0.2 } }
     timeout: 10s
     queue: slow
+    priority: 5
+    concurrency: { key: 'input["a"].tenant', limit: 2 }
+    rate: { limit: 10, per: 1s }
   list:
     subscribes: { any: [a, b] }
     run: { process: { command: [ls, -l], cwd: /tmp, env: { LANG: C } } }
@@ -322,7 +371,10 @@ schedules:
             .attempts(5)
             .backoff(backoff)
             .timeout(ms(10_000))
-            .queue("slow");
+            .queue("slow")
+            .priority(5)
+            .concurrency_by("input[\"a\"].tenant", 2)
+            .rate(10, ms(1_000));
         let list = StepBuilder::new("list").after_any(["a", "b"]).process(["ls", "-l"]);
         let approve = StepBuilder::new("approve")
             .after_all(["step:print"])
@@ -339,6 +391,7 @@ schedules:
         let built = FlowBuilder::new("order")
             .description("Orders.")
             .input_schema(json!({ "type": "object" }))
+            .singleton_by("input.tenant")
             .step(entry())
             .step(charge)
             .step(list.cwd("/tmp").env("LANG", "C"))

@@ -93,9 +93,10 @@ fn to_value(part: &impl Serialize) -> Value {
 fn head(old: &FlowFile, new: &FlowFile) -> Vec<FieldChange> {
     let text = |text: &String| Value::String(text.clone());
     let fields = |file: &FlowFile| {
-        [Some(text(&file.flow)), file.description.as_ref().map(text), file.input.clone()]
+        let singleton = file.singleton.as_ref().map(to_value);
+        [Some(text(&file.flow)), file.description.as_ref().map(text), file.input.clone(), singleton]
     };
-    let mut changes: Vec<FieldChange> = ["flow", "description", "input"]
+    let mut changes: Vec<FieldChange> = ["flow", "description", "input", "singleton"]
         .into_iter()
         .zip(fields(old).into_iter().zip(fields(new)))
         .filter(|(_, (was, now))| was != now)

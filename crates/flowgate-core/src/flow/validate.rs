@@ -16,6 +16,7 @@ use crate::limits::{
 
 mod action;
 mod graph;
+mod limit;
 mod schedules;
 mod times;
 
@@ -36,6 +37,9 @@ impl FlowFile {
         problems.description(&top.key("description"), self.description.as_deref());
         if let Some(input) = &self.input {
             super::input::validate_schema(&top.key("input"), input, &mut problems);
+        }
+        if let Some(key) = self.singleton.as_ref().and_then(|file| file.key.as_deref()) {
+            limit::validate_key(&top.key("singleton").key("key"), key, None, &mut problems);
         }
         let steps = top.key("steps");
         if self.steps.is_empty() {
@@ -191,6 +195,7 @@ fn validate_step(path: &Path, name: &str, step: &StepFile, problems: &mut Proble
     validate_emits(&path.key("emits"), step, problems);
     action::validate(path, step, problems);
     times::validate(path, step, problems);
+    limit::validate(path, step, problems);
 }
 
 /// Checks the list itself; whether its names exist is the graph's rule.

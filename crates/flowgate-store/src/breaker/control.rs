@@ -12,6 +12,7 @@ use crate::control::{
     Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
     RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
 };
+use crate::session::SessionLock;
 
 #[async_trait]
 impl Control for Breaker {
@@ -92,5 +93,13 @@ impl Control for Breaker {
             return Ok(());
         }
         self.note_wait(self.inner.wait_told(topic, wait_max).await)
+    }
+
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        self.pass(self.inner.lock_session(name)).await
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        self.pass(self.inner.end_session(name)).await
     }
 }

@@ -11,8 +11,8 @@ use flowgate_core::run::Run;
 use super::Harness;
 use super::world::{World, chain, single};
 use crate::{
-    Beat, Imported, InstanceState, LogLevel, NewLogLine, NewRevision, Retention, RunCopy, RunQuery,
-    StoreCopy, StoredRevision, Swept,
+    Beat, Degradation, Imported, InstanceState, LogLevel, NewLogLine, NewRevision, Retention,
+    RunCopy, RunQuery, StoreCopy, StoredRevision, Swept,
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -219,10 +219,14 @@ fn beat(name: &str) -> Beat {
         instance: InstanceId(name.into()),
         pid: 7,
         version: "0.1.0".into(),
+        role: Some("job-worker".into()),
+        pool: None,
         queues: Some(vec!["default".into()]),
         slots: 4,
         running: 1,
         state: InstanceState::Ready,
+        degradation: Degradation::Degraded,
+        strained_by: Some("the store takes 300ms".into()),
         silent_ms_max: 6_000,
     }
 }
@@ -231,7 +235,8 @@ pub async fn an_instance_is_listed_from_its_first_beat_until_it_leaves(harness: 
     let world = World::new(harness);
     let store = world.store();
     assert_eq!(store.list_instances().await.unwrap(), []);
-    let (one, other) = (beat("a-1"), Beat { queues: None, ..beat("b-2") });
+    let (one, other) =
+        (beat("a-1"), Beat { queues: None, pool: Some("gpu".into()), ..beat("b-2") });
     store.beat(&one).await.unwrap();
     world.harness.advance(Duration::from_secs(2)).await;
     store.beat(&other).await.unwrap();

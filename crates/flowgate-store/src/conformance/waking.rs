@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Harness;
-use super::world::{LEASE, World, later, nap, only, queued, single};
+use super::world::{LEASE, World, but, later, nap, only, queued, single};
 use crate::faulty::Faulty;
 use crate::{Queues, Store};
 
@@ -78,8 +78,12 @@ pub async fn a_wait_is_not_ended_by_another_queue(harness: &mut impl Harness) {
     world.started(&queued("other"), "1").await;
     let early = timeout(Duration::from_millis(50), waits.join_next()).await;
     assert!(early.is_err(), "a job of another queue ends no wait");
+    let mut others = waiting(world.store(), but(&["other"])).await;
+    let early = timeout(Duration::from_millis(50), others.join_next()).await;
+    assert!(early.is_err(), "a job that is due in a queue that is left out ends no wait");
     world.started(&queued("mine"), "1").await;
     ends_soon(waits).await;
+    ends_soon(others).await;
 }
 
 pub async fn a_wait_ends_when_a_delayed_job_is_due(harness: &mut impl Harness) {

@@ -13,6 +13,7 @@ use crate::control::{
     Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
     RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
 };
+use crate::session::SessionLock;
 
 #[async_trait]
 impl Control for Faulty {
@@ -90,5 +91,13 @@ impl Control for Faulty {
             return Ok(());
         }
         self.pass(Call::WaitTold, self.inner.wait_told(topic, wait_max)).await
+    }
+
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        self.pass(Call::Lock, self.inner.lock_session(name)).await
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        self.pass(Call::Lock, self.inner.end_session(name)).await
     }
 }

@@ -12,6 +12,7 @@ use crate::control::{
     Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
     RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
 };
+use crate::session::SessionLock;
 
 #[async_trait]
 impl Control for Instrumented {
@@ -85,5 +86,13 @@ impl Control for Instrumented {
 
     async fn wait_told(&self, topic: &str, wait_max: Duration) -> Result<(), StoreError> {
         self.timed("wait_told", self.inner.wait_told(topic, wait_max)).await
+    }
+
+    async fn lock_session(&self, name: &str) -> Result<SessionLock, StoreError> {
+        self.timed("lock_session", self.inner.lock_session(name)).await
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, StoreError> {
+        self.timed("end_session", self.inner.end_session(name)).await
     }
 }

@@ -230,6 +230,10 @@ impl Index {
                 let known = names.into_iter().filter_map(|name| self.queues.get_key_value(name));
                 known.for_each(|(name, jobs)| note(name, jobs));
             }
+            Queues::AllBut(_) => {
+                let others = self.queues.iter().filter(|(name, _)| queues.contains(name));
+                others.for_each(|(name, jobs)| note(name, jobs));
+            }
         }
         let mut taken = Vec::new();
         while taken.len() < count
@@ -261,6 +265,7 @@ impl Index {
         let is_ready = match queues {
             Queues::All => !self.queues.is_empty(),
             Queues::Only(names) => names.iter().any(|name| self.queues.contains_key(name)),
+            Queues::AllBut(_) => self.queues.keys().any(|name| queues.contains(name)),
         };
         if is_ready {
             return Waiting::Ready;

@@ -6,25 +6,30 @@
 //!             record:KIND   version and times of each record; `value:KIND` its value, `keys:KIND`
 //!                           the keys in their order
 //!             records:expiring  records by when they expire
+//! PREFIX:{pN}:permits…      see `permits.lua`; N follows from the key of the permits
 //! ```
 //!
 //! A lost reply does no harm: a name that is taken again by its holder is extended, one that is
-//! released again stays so; for records see `records.rs`.
+//! released again stays so; for records see `records.rs`, for permits `permits.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::ids::JobId;
 
 use super::RedisStore;
 use crate::StoreError;
 use crate::control::{
-    Control, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
+    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
+    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef, check_key,
+    over_limit,
 };
 
 #[async_trait]
 impl Control for RedisStore {
     async fn take_term(&self, ask: &TermAsk) -> Result<TermOutcome, StoreError> {
+        check_key(&ask.name);
         self.take_name(ask).await
     }
 
@@ -45,7 +50,10 @@ impl Control for RedisStore {
         writes: Vec<RecordWrite>,
         under: Option<&TermRef>,
     ) -> Result<RecordsOutcome, StoreError> {
-        self.put_records(&writes, under).await
+        match over_limit(&writes) {
+            Some(refused) => Ok(refused),
+            None => self.put_records(&writes, under).await,
+        }
     }
 
     async fn read_records(
@@ -60,7 +68,39 @@ impl Control for RedisStore {
         self.page_of_records(query).await
     }
 
+    async fn take_permits(
+        &self,
+        asks: &[PermitAsk],
+        lease: Duration,
+    ) -> Result<Vec<PermitOutcome>, StoreError> {
+        for ask in asks {
+            check_key(&ask.key);
+        }
+        self.ask_for_permits(asks, lease).await
+    }
+
+    async fn release_permits(
+        &self,
+        releases: &[PermitRelease],
+        lease: Duration,
+    ) -> Result<Vec<PermitGrant>, StoreError> {
+        self.give_permits_back(releases, lease).await
+    }
+
+    async fn read_permits(&self, key: &str) -> Result<PermitState, StoreError> {
+        self.permits(key).await
+    }
+
+    async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        self.wake(jobs).await
+    }
+
+    async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
+        self.stats_of_queues().await
+    }
+
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {
+        check_key(topic);
         let message = self.hints.tell(topic);
         let mut command = redis::cmd("PUBLISH");
         command.arg(self.hints.channel()).arg(message);

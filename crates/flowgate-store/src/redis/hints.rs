@@ -33,6 +33,8 @@ const TOLD_MAX: usize = 64;
 pub(super) struct Hints {
     wakes: Arc<Wakes>,
     channel: String,
+    /// What messages of this store begin with, so that it does not hear itself.
+    own: String,
     /// The task that listens, once somebody waits. It ends with the store.
     listener: Mutex<JoinSet<()>>,
 }
@@ -53,12 +55,6 @@ impl Wakes {
         Self { due: Notify::new(), feed: Notify::new(), told: broadcast::Sender::new(TOLD_MAX) }
     }
 
-    /// Wakes everybody.
-    fn all(&self) {
-        self.committed();
-        self.tell(None);
-    }
-
     /// Wakes whoever waits for something that is committed.
     fn committed(&self) {
         self.due.notify_waiters();
@@ -75,7 +71,8 @@ impl Hints {
     /// The hints of the data set called `prefix`.
     pub(super) fn new(prefix: &str) -> Self {
         let channel = format!("{prefix}:hints");
-        Self { wakes: Arc::new(Wakes::new()), channel, listener: Mutex::default() }
+        let own = format!("{TOLD}{:016x}:", fastrand::u64(..));
+        Self { wakes: Arc::new(Wakes::new()), channel, own, listener: Mutex::default() }
     }
 
     /// The channel that others listen to.
@@ -87,17 +84,13 @@ impl Hints {
     pub(super) fn wakes(&self, link: &Link) -> &Wakes {
         let mut listener = self.listener.lock();
         if listener.is_empty() {
-            let (wakes, channel) = (Arc::clone(&self.wakes), self.channel.clone());
-            let link = link.another();
-            listener.spawn(async move {
-                loop {
-                    if let Err(error) = listen(&link, &channel, &wakes).await {
-                        tracing::debug!(%error, "hints from Redis are interrupted");
-                    }
-                    let pause = POLL_MAX.mul_f64(0.2 + 0.8 * fastrand::f64());
-                    tokio::time::sleep(pause).await;
-                }
-            });
+            let own = Listener {
+                link: link.another(),
+                channel: self.channel.clone(),
+                own: self.own.clone(),
+                wakes: Arc::clone(&self.wakes),
+            };
+            listener.spawn(own.keep_listening());
         }
         &self.wakes
     }
@@ -110,12 +103,11 @@ impl Hints {
     /// Wakes whoever waits here for `topic`, and says what others are to be sent.
     pub(super) fn tell(&self, topic: &str) -> String {
         self.wakes.tell(Some(topic.into()));
-        format!("{TOLD}{topic}")
+        format!("{}{topic}", self.own)
     }
 
     /// Returns when somebody may have told of `topic`.
     pub(super) async fn told(&self, link: &Link, topic: &str) {
-        // Before it begins to listen to others, since that wakes everybody.
         let mut told = self.wakes.told.subscribe();
         self.wakes(link);
         // Whoever missed something may have missed this.
@@ -125,27 +117,61 @@ impl Hints {
     }
 }
 
-/// Passes hints on until the connection fails.
-async fn listen(link: &Link, channel: &str, wakes: &Wakes) -> RedisResult<()> {
-    let (mut sink, mut stream) = link.listen(channel).await?.split();
-    // Whatever was published before this is missed.
-    wakes.all();
-    loop {
-        match timeout(SILENCE_MAX, stream.next()).await {
-            Ok(None) => return Ok(()),
-            Ok(Some(message)) => match message.get_payload_bytes() {
-                b"feed" => wakes.feed.notify_waiters(),
-                other => match other.strip_prefix(TOLD.as_bytes()).map(str::from_utf8) {
-                    Some(topic) => wakes.tell(topic.ok().map(Arc::from)),
-                    None => wakes.committed(),
-                },
-            },
-            Err(_) => {
-                let answer = timeout(SILENCE_MAX, sink.ping::<redis::Value>()).await;
-                answer.unwrap_or_else(|_| {
-                    Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
-                })?;
+/// What listens to others.
+struct Listener {
+    link: Link,
+    channel: String,
+    own: String,
+    wakes: Arc<Wakes>,
+}
+
+impl Listener {
+    async fn keep_listening(self) {
+        let mut is_again = false;
+        loop {
+            if let Err(error) = self.listen(is_again).await {
+                tracing::debug!(%error, "hints from Redis are interrupted");
             }
+            is_again = true;
+            let pause = POLL_MAX.mul_f64(0.2 + 0.8 * fastrand::f64());
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Passes hints on until the connection fails.
+    async fn listen(&self, is_again: bool) -> RedisResult<()> {
+        let (mut sink, mut stream) = self.link.listen(&self.channel).await?.split();
+        // Whatever was published before this is missed. Who waits to be told has just looked when
+        // that begins for the first time.
+        self.wakes.committed();
+        if is_again {
+            self.wakes.tell(None);
+        }
+        loop {
+            match timeout(SILENCE_MAX, stream.next()).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(message)) => self.pass(message.get_payload_bytes()),
+                Err(_) => {
+                    let answer = timeout(SILENCE_MAX, sink.ping::<redis::Value>()).await;
+                    answer.unwrap_or_else(|_| {
+                        Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
+                    })?;
+                }
+            }
+        }
+    }
+
+    fn pass(&self, message: &[u8]) {
+        if message == b"feed" {
+            self.wakes.feed.notify_waiters();
+        } else if message.starts_with(TOLD.as_bytes()) {
+            if !message.starts_with(self.own.as_bytes()) {
+                let topic =
+                    message.get(self.own.len()..).and_then(|topic| str::from_utf8(topic).ok());
+                self.wakes.tell(topic.map(Arc::from));
+            }
+        } else {
+            self.wakes.committed();
         }
     }
 }

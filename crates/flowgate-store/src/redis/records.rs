@@ -16,9 +16,7 @@ use super::range::Range;
 use super::script::{self, Reply, parse};
 use super::{RedisStore, fault, millis};
 use crate::StoreError;
-use crate::control::{
-    Expect, RECORD_WRITES_MAX, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef,
-};
+use crate::control::{Expect, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef};
 
 /// Bytes of values that one call brings, but for the last.
 const PAGE_BYTES_MAX: usize = 4 << 20;
@@ -32,7 +30,6 @@ impl RedisStore {
         writes: &[RecordWrite],
         under: Option<&TermRef>,
     ) -> Result<RecordsOutcome, StoreError> {
-        assert!(writes.len() <= RECORD_WRITES_MAX, "a batch of records is within its limit");
         let write = |command: &mut Cmd| {
             match under {
                 Some(term) => command.arg(&*term.name).arg(term.number),
@@ -132,6 +129,16 @@ impl RedisStore {
             }
         }
         Ok(records)
+    }
+
+    /// Removes records that have expired, at most `limit`, and says how many.
+    pub(super) async fn sweep_records(&self, limit: u64) -> Result<u64, StoreError> {
+        let write = |command: &mut Cmd| {
+            command.arg(limit);
+        };
+        let prefix = self.partitions.prefix(0);
+        let answer = self.run("sweeping records", &script::SWEEP_RECORDS, prefix, write).await?;
+        Reply::of(redis::Value::Array(vec![answer]))?.number()
     }
 }
 

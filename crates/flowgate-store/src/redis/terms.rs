@@ -29,13 +29,7 @@ impl RedisStore {
         let term = match reply.text()? {
             Some(text) => decode_term(&ask.name, &text)?,
             // Only a renewal finds none: the server has lost it.
-            None => Term {
-                term: TermRef { name: Arc::clone(&ask.name), number: 0 },
-                holder: "".into(),
-                began_at: Timestamp(0),
-                expires_at: Timestamp(0),
-                released_at: None,
-            },
+            None => Term::never_held(&ask.name),
         };
         Ok(if is_held { TermOutcome::Held(term) } else { TermOutcome::NotHeld(term) })
     }

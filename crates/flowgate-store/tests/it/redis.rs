@@ -2,6 +2,8 @@
 
 mod control;
 mod faults;
+mod permits;
+mod queues;
 mod servers;
 
 use std::sync::Arc;

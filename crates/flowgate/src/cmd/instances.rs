@@ -4,7 +4,7 @@ use flowgate_core::time::Timestamp;
 use flowgate_core::view::Brief;
 use flowgate_engine::{FLAP_WINDOW, flapping_terms};
 use flowgate_store::control::Term;
-use flowgate_store::{InstanceRow, InstanceState, Store};
+use flowgate_store::{Degradation, InstanceRow, InstanceState, Store};
 use serde_json::json;
 
 use super::App;
@@ -15,8 +15,9 @@ use crate::stores::{self, is_silent};
 /// Lists instances.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-An instance is a process that executes runs of the store: `flowgate dev`, `flowgate run`, or a \
-program that embeds flowgate. One that is silent has not been heard of for longer than it should; \
+An instance is a process that executes runs of the store: `flowgate worker start`, `flowgate \
+dev`, `flowgate run`, or a program that embeds flowgate. One that is degraded does less, and one \
+that is critical takes on no new runs; --json says why. One that is silent has not been heard of for longer than it should; \
 it is listed for a day. What it had leased goes on elsewhere when its leases end.
 
 One instance leads and fires schedules. --leader shows who does, and who did before: each term \
@@ -33,6 +34,9 @@ pub(crate) struct Args {
     /// With --leader: at most this many terms
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     limit: u64,
+    /// Only those of this pool
+    #[arg(long, value_name = "NAME")]
+    pool: Option<String>,
 }
 
 pub(crate) async fn run(app: App, args: Args) -> Outcome {
@@ -42,6 +46,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     }
     let now = store.now().await?;
     let mut rows = store.list_instances().await?;
+    let is_meant =
+        |row: &InstanceRow| args.pool.is_none() || row.beat.pool.as_deref() == args.pool.as_deref();
+    rows.retain(is_meant);
     rows.sort_by(|a, b| a.beat.instance.0.cmp(&b.beat.instance.0));
     if app.output.json {
         let rows: Vec<_> = rows.iter().map(|row| value(row, now)).collect();
@@ -49,11 +56,25 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         return Ok(Exit::Done);
     }
     if rows.is_empty() {
-        app.output.note("no instance has been heard of; start one with `flowgate dev`");
+        app.output.note(match &args.pool {
+            None => "no instance has been heard of; start one with `flowgate dev`".to_owned(),
+            Some(pool) => format!("no instance of the pool `{pool}` has been heard of"),
+        });
         return Ok(Exit::Done);
     }
-    let heading =
-        ["instance", "host", "pid", "version", "state", "running", "queues", "since", "last seen"];
+    let heading = [
+        "instance",
+        "host",
+        "pid",
+        "version",
+        "role",
+        "state",
+        "running",
+        "queues",
+        "pool",
+        "since",
+        "last seen",
+    ];
     let mut table = Table::new(&heading);
     for row in &rows {
         let beat = &row.beat;
@@ -62,9 +83,11 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
             Cell::plain(host(row)),
             Cell::plain(beat.pid),
             Cell::plain(&beat.version),
+            Cell::plain(beat.role.as_deref().unwrap_or("-")),
             Cell::plain(state(row, now)),
             Cell::plain(format_args!("{}/{}", beat.running, beat.slots)),
             Cell::plain(queues(row).map_or_else(|| "*".to_owned(), |queues| queues.join(","))),
+            Cell::plain(beat.pool.as_deref().unwrap_or("-")),
             Cell::dim(row.started_at),
             Cell::dim(format_args!("{} ago", Brief(now.since(row.seen_at)))),
         ]);
@@ -147,7 +170,11 @@ fn value(row: &InstanceRow, now: Timestamp) -> serde_json::Value {
         "host": host(row),
         "pid": beat.pid,
         "version": beat.version,
+        "role": beat.role,
+        "pool": beat.pool,
         "state": state(row, now),
+        "degradation": beat.degradation,
+        "strained_by": beat.strained_by,
         "running": beat.running,
         "slots": beat.slots,
         "queues": queues(row),
@@ -159,7 +186,10 @@ fn value(row: &InstanceRow, now: Timestamp) -> serde_json::Value {
 fn state(row: &InstanceRow, now: Timestamp) -> &'static str {
     match row.beat.state {
         _ if is_silent(row, now) => "silent",
-        InstanceState::Ready => "ready",
+        InstanceState::Ready => match row.beat.degradation {
+            Degradation::Normal => "ready",
+            strained @ (Degradation::Degraded | Degradation::Critical) => strained.as_str(),
+        },
         InstanceState::Stopping => "stopping",
     }
 }

@@ -5,12 +5,17 @@
 mod config;
 mod copy;
 mod crash;
+mod dead;
 mod dev;
 mod doctor;
 mod examples;
 mod flows;
 mod help;
+mod metrics;
+mod queues;
 mod run;
 mod runs;
 mod sandbox;
 mod shared;
+mod subscribers;
+mod worker;

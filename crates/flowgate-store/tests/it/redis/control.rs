@@ -1,4 +1,4 @@
-//! Terms, records, permits and hints where many connections ask at once or Redis misbehaves.
+//! Terms, records and hints where many connections ask at once or Redis misbehaves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use super::RedisHarness;
 
 const SPAN: Duration = Duration::from_secs(10);
+/// Connections that race.
 const CONNECTIONS: usize = 8;
 
 fn ask(holder: &str, renews: Option<u64>) -> TermAsk {
@@ -35,10 +36,8 @@ fn put(key: &str, expect: Expect, value: &str) -> RecordWrite {
 }
 
 fn written(outcome: RecordsOutcome) -> Vec<u64> {
-    match outcome {
-        RecordsOutcome::Written(versions) => versions,
-        other => panic!("nothing was written: {other:?}"),
-    }
+    let RecordsOutcome::Written(versions) = outcome else { panic!("not written: {outcome:?}") };
+    versions
 }
 
 fn all(kind: &'static str) -> RecordQuery {
@@ -46,7 +45,7 @@ fn all(kind: &'static str) -> RecordQuery {
 }
 
 /// Handles of one data set, each with a connection of its own.
-async fn handles(harness: &RedisHarness) -> Vec<Arc<RedisStore>> {
+pub(super) async fn handles(harness: &RedisHarness) -> Vec<Arc<RedisStore>> {
     let mut handles = Vec::new();
     for _ in 0..CONNECTIONS {
         handles.push(Arc::new(harness.reopened().await));
@@ -55,7 +54,7 @@ async fn handles(harness: &RedisHarness) -> Vec<Arc<RedisStore>> {
 }
 
 /// What each handle gets that does the same thing at the same time.
-async fn race<T: Send + 'static, F>(
+pub(super) async fn race<T: Send + 'static, F>(
     handles: &[Arc<RedisStore>],
     act: impl Fn(usize, Arc<RedisStore>) -> F,
 ) -> Vec<T>
@@ -107,9 +106,10 @@ async fn of_eight_connections_that_write_one_version_of_a_record_one_does() {
         });
         let mut winners = Vec::new();
         for outcome in outcomes.await {
-            match outcome {
-                RecordsOutcome::Written(versions) => winners.push(versions),
-                other => assert_eq!(other, RecordsOutcome::Changed(1)),
+            if let RecordsOutcome::Written(versions) = outcome {
+                winners.push(versions);
+            } else {
+                assert_eq!(outcome, RecordsOutcome::Changed(1));
             }
         }
         assert_eq!(winners.len(), 1, "{winners:?}");
@@ -245,7 +245,6 @@ async fn what_another_instance_tells_ends_a_wait_for_that_topic_alone() {
         let waiting = Arc::clone(&harness.redis);
         let mut waits = JoinSet::new();
         waits.spawn(async move {
-            // The first wait ends when listening begins.
             waiting.wait_told("schedules", Duration::from_hours(1)).await.unwrap();
             let wrong = waiting.wait_told("queues", Duration::from_millis(300));
             let begun = tokio::time::Instant::now();
