@@ -21,7 +21,8 @@ use std::time::Duration;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits;
 use flowgate_core::schedule::{
-    Fate, Occurrence, Overlap, Pending, Schedule, ScheduleRecord, Source, ledger_key, plan,
+    CatchUp, Fate, LATE_AFTER, Occurrence, Overlap, Pending, Schedule, ScheduleRecord, Source,
+    ledger_key, plan,
 };
 use flowgate_core::time::Timestamp;
 use flowgate_store::StoreError;
@@ -33,6 +34,7 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::SchedulerConfig;
+use crate::degradation::Degradation;
 use crate::error::EngineError;
 use crate::instance::Instance;
 use crate::leadership::Reign;
@@ -43,6 +45,8 @@ use crate::supervisor::{Engine, StartRequest, WeakEngine};
 const RELOAD_MAX: Duration = Duration::from_secs(3);
 /// How often it is looked whether the run ended that an occurrence waits for.
 const QUEUED_POLL: Duration = Duration::from_millis(500);
+/// How often it is looked whether a strained instance may go on.
+const HELD_POLL: Duration = Duration::from_secs(1);
 /// Schedules that are worked on at a time, and runs of one that are started at a time.
 const AT_ONCE: usize = 32;
 /// How often the record of a schedule is written again because somebody changed it.
@@ -68,6 +72,15 @@ impl From<EngineError> for Trouble {
     fn from(error: EngineError) -> Self {
         Self::Failed(error)
     }
+}
+
+/// What a strained instance holds back.
+#[derive(Clone, Copy)]
+struct Holds {
+    /// Every schedule.
+    all: bool,
+    /// Those that would start all that they have missed.
+    catch_up: bool,
 }
 
 /// A schedule as the leader knows it.
@@ -136,7 +149,14 @@ impl Scheduler {
         }
         let began = clock::now();
         let now = self.instance.store.now().await?;
-        let due: Vec<Known> = known.values().filter(|known| known.is_due(now)).cloned().collect();
+        let level = self.instance.strain.now().0;
+        let holds = Holds {
+            all: level == Degradation::Critical
+                && self.instance.config.degradation.pauses_schedules,
+            catch_up: level != Degradation::Normal,
+        };
+        let is_due = |known: &&Known| known.is_due(now) && !known.is_held_back(holds, now);
+        let due: Vec<Known> = known.values().filter(is_due).cloned().collect();
         let mut done = futures_util::stream::iter(due)
             .map(|known| async move {
                 let name = Arc::clone(&known.named.name);
@@ -161,7 +181,7 @@ impl Scheduler {
         if let Some(trouble) = trouble {
             return Err(trouble);
         }
-        let wake_at = known.values().filter_map(|known| known.wakes_at(now)).min();
+        let wake_at = known.values().filter_map(|known| known.wakes_at(holds, now)).min();
         let wait = wake_at.map_or(RELOAD_MAX, |at| at.since(now).min(RELOAD_MAX));
         Ok(began + wait)
     }
@@ -309,7 +329,7 @@ impl Scheduler {
         if name.len() <= limits::NAME_BYTES_MAX {
             request.tags.insert("schedule".into(), Arc::clone(name));
         }
-        match engine.start_run(named.record.spec.flow.as_str(), request).await {
+        match engine.start_occurrence(&named.record.spec.flow, request).await {
             Ok(started) if started.existing => Ok(Some((Fate::Suppressed, None))),
             Ok(_) => Ok(None),
             // It was started with the input that the schedule had before.
@@ -317,6 +337,7 @@ impl Scheduler {
             Err(
                 error @ (EngineError::Store(_)
                 | EngineError::Contended
+                | EngineError::Overloaded { .. }
                 | EngineError::Closed
                 | EngineError::Flow(crate::error::FlowError::Store(_))),
             ) => Err(error.into()),
@@ -438,9 +459,26 @@ impl Known {
         self.named.record.queued.is_some() || self.due_at.is_some_and(|at| at <= now)
     }
 
-    fn wakes_at(&self, now: Timestamp) -> Option<Timestamp> {
+    /// Whether it waits until the instance is less strained: then it is late, and its policy says
+    /// what becomes of that.
+    fn is_held_back(&self, holds: Holds, now: Timestamp) -> bool {
+        let is_late = self.due_at.is_some_and(|due_at| now.since(due_at) > LATE_AFTER);
+        let catches_up = self.schedule.as_ref().is_some_and(|schedule| match schedule.catch_up {
+            CatchUp::All(_) => true,
+            CatchUp::Skip | CatchUp::Latest => false,
+        });
+        // What is pending was promised.
+        let is_catching_up = is_late && catches_up && self.named.record.pending.is_empty();
+        holds.all || (holds.catch_up && is_catching_up)
+    }
+
+    fn wakes_at(&self, holds: Holds, now: Timestamp) -> Option<Timestamp> {
         let polled = self.named.record.queued.map(|_| now.plus(QUEUED_POLL));
-        self.due_at.into_iter().chain(polled).min()
+        let wakes_at = self.due_at.into_iter().chain(polled).min();
+        if self.is_held_back(holds, now) {
+            return wakes_at.map(|at| at.max(now.plus(HELD_POLL)));
+        }
+        wakes_at
     }
 }
 

@@ -253,6 +253,18 @@ impl Engine {
         }
     }
 
+    /// Starts the run of an occurrence, also when no new runs are taken: the scheduler knows when
+    /// to hold back.
+    pub(crate) async fn start_occurrence(
+        &self,
+        flow: &str,
+        request: StartRequest,
+    ) -> Result<Started, EngineError> {
+        let flow = self.flow(FlowRef::Active(flow)).await?;
+        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
+        self.begin(flow, start).await
+    }
+
     /// Starts a run and returns its record when it has ended.
     pub async fn run_to_end<'a>(
         &self,
