@@ -66,20 +66,35 @@ fn read<T: DeserializeOwned>(stored: &Record, what: &str) -> Result<T, StoreErro
     })
 }
 
-/// Schedules in the order of their names: those after `after`, at most `limit`.
+/// Schedules in the order of their names: those after `after`, at most `limit`; fewer only if there
+/// are no more. One that this version cannot read is left out, and must not keep the others.
 pub async fn read_schedules(
     store: &dyn Store,
-    after: Option<Arc<str>>,
+    mut after: Option<Arc<str>>,
     limit: usize,
 ) -> Result<Vec<NamedSchedule>, StoreError> {
-    let query = RecordQuery {
-        kind: SCHEDULE,
-        prefix: "".into(),
-        after,
-        is_descending: false,
-        limit: limit.min(limits::PAGE_MAX),
-    };
-    store.list_records(&query).await?.into_iter().map(NamedSchedule::read).collect()
+    let mut found = Vec::new();
+    loop {
+        let query = RecordQuery {
+            kind: SCHEDULE,
+            prefix: "".into(),
+            after,
+            is_descending: false,
+            limit: (limit - found.len()).min(limits::PAGE_MAX),
+        };
+        let page = store.list_records(&query).await?;
+        let is_last = page.len() < query.limit;
+        after = page.last().map(|stored| Arc::clone(&stored.key));
+        for stored in page {
+            match NamedSchedule::read(stored) {
+                Ok(named) => found.push(named),
+                Err(error) => tracing::warn!(%error, "a schedule is left out"),
+            }
+        }
+        if is_last || found.len() >= limit {
+            return Ok(found);
+        }
+    }
 }
 
 /// The ledger of a schedule, the latest first: what was due before `before`, at most `limit`.

@@ -29,35 +29,37 @@ pub(crate) enum Steer {
     SubscriberRetryDead { id: String, run_id: Option<RunId> },
 }
 
-/// What is to be set for a queue; what is absent stays as it is.
+/// What is to be set for a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QueueChange {
+    /// Unchanged if none.
     pub(crate) paused: Option<bool>,
-    /// `Some(None)` takes the limit away.
-    #[serde(default, with = "twice")]
-    pub(crate) concurrency: Option<Option<u32>>,
-    #[serde(default, with = "twice")]
-    pub(crate) rate: Option<Option<QueueRate>>,
+    pub(crate) concurrency: Change<u32>,
+    pub(crate) rate: Change<QueueRate>,
 }
 
-/// A value that may be absent, or be there and say none.
-mod twice {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+/// What is to become of a setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Change<T> {
+    /// It stays as it is.
+    #[default]
+    Keep,
+    /// It is this.
+    Set(T),
+    /// It is gone.
+    Unset,
+}
 
-    #[expect(clippy::ref_option, clippy::option_option, reason = "serde passes a reference")]
-    pub(super) fn serialize<T: Serialize, S: Serializer>(
-        value: &Option<Option<T>>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        value.as_ref().map(|value| [value]).serialize(serializer)
-    }
-
-    #[expect(clippy::option_option, reason = "that is what it is for")]
-    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Option<T>>, D::Error> {
-        Ok(Option::<[Option<T>; 1]>::deserialize(deserializer)?.map(|[value]| value))
+impl<T> Change<T> {
+    /// The setting after it.
+    fn of(self, before: Option<T>) -> Option<T> {
+        match self {
+            Self::Keep => before,
+            Self::Set(value) => Some(value),
+            Self::Unset => None,
+        }
     }
 }
 
@@ -76,8 +78,8 @@ pub(crate) async fn carry_out(store: &dyn Store, steer: Steer) -> Result<Value, 
         Steer::Queue { queue, change } => {
             let set = |settings: &mut QueueSettings| {
                 settings.paused = change.paused.unwrap_or(settings.paused);
-                settings.concurrency = change.concurrency.unwrap_or(settings.concurrency);
-                settings.rate = change.rate.unwrap_or(settings.rate);
+                settings.concurrency = change.concurrency.of(settings.concurrency);
+                settings.rate = change.rate.of(settings.rate);
             };
             let (was, now) = change_queue(store, &queue, set).await?;
             Ok(json!({ "queue": queue, "was": was, "now": now }))

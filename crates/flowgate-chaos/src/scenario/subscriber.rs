@@ -230,7 +230,9 @@ async fn judge(store: &Arc<dyn Store>, outcome: &mut Outcome) -> anyhow::Result<
             let page = store.read_feed(feed, after, 500).await?;
             let Some(last) = page.last() else { break };
             after = last.position;
-            page.iter().for_each(|stored| folded.fold(stored));
+            for stored in &page {
+                folded.fold(stored);
+            }
         }
     }
     outcome.events = folded.events();

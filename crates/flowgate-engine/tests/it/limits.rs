@@ -133,10 +133,10 @@ pub(crate) async fn most_by_log(store: &dyn Store, runs: &HashMap<RunId, String>
         after = last.position;
         for stored in page {
             let count = running.entry(&runs[&stored.run_id]).or_default();
-            match stored.event {
-                Event::StepStarted { .. } => *count += 1,
-                Event::StepSucceeded { .. } => *count -= 1,
-                _ => {}
+            if matches!(stored.event, Event::StepStarted { .. }) {
+                *count += 1;
+            } else if matches!(stored.event, Event::StepSucceeded { .. }) {
+                *count -= 1;
             }
             most = most.max(*count);
         }

@@ -42,10 +42,12 @@ async fn most_by_times(store: &dyn Store, flow: &Flow, runs: &HashMap<RunId, Str
     for (run_id, tenant) in runs {
         checked_log(store, flow, *run_id).await;
         for stored in store.read_events(*run_id, 0, 1_000).await.unwrap() {
-            let change = match stored.event {
-                Event::StepStarted { .. } => 1,
-                Event::StepSucceeded { .. } => -1,
-                _ => continue,
+            let change = if matches!(stored.event, Event::StepStarted { .. }) {
+                1
+            } else if matches!(stored.event, Event::StepSucceeded { .. }) {
+                -1
+            } else {
+                continue;
             };
             moments.entry(tenant).or_default().push((stored.at.0, change));
         }

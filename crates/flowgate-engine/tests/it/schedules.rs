@@ -13,8 +13,8 @@ use flowgate_core::schedule::{
 };
 use flowgate_core::time::Timestamp;
 use flowgate_engine::{
-    Engine, EngineConfig, EngineError, Leadership, OCCURRENCE, SCHEDULE, SchedulerConfig, Workers,
-    read_ledger, read_schedules,
+    Degradation, DegradationConfig, Engine, EngineConfig, EngineError, Leadership, OCCURRENCE,
+    SCHEDULE, SchedulerConfig, Workers, read_ledger, read_schedules,
 };
 use flowgate_store::control::{Expect, RecordWrite, RecordsOutcome};
 use flowgate_store::faulty::{Call, Fault, Faulty};
@@ -22,6 +22,7 @@ use flowgate_store::{Queues, RunQuery, Store};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use crate::recorder::{Counts, Lines};
 use crate::world::{EPOCH, config, eventually, payload, store};
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -84,6 +85,8 @@ async fn check_runs(store: &Arc<dyn Store>, name: &str) -> usize {
 
 #[tokio::test(start_paused = true)]
 async fn a_schedule_starts_a_run_at_each_due_time() {
+    let counts = Counts::default();
+    let _metrics = counts.record();
     let store = store();
     let engine = engine(&store, "a");
     let flow = flow("tick: {every: 10s, input: {a: 1}, tags: {team: x}}");
@@ -91,6 +94,8 @@ async fn a_schedule_starts_a_run_at_each_due_time() {
     sleep(Duration::from_secs(35)).await;
     assert_eq!(shown(&store, "f/tick").await, "10 fired, 20 fired, 30 fired");
     assert_eq!(check_runs(&store, "f/tick").await, 3);
+    assert_eq!(counts.sum_where("flowgate_occurrences_total", "fate=fired"), 3);
+    assert_eq!(counts.sum("flowgate_occurrence_delay_seconds"), 3);
     let detail = engine.wait(RunId::of_occurrence("f/tick", seconds(20))).await.unwrap();
     assert_eq!(detail.row.run.status, RunStatus::Completed);
     assert!(detail.row.started_at.since(seconds(20)) < Duration::from_millis(100));
@@ -432,17 +437,59 @@ async fn a_one_time_schedule_fires_once_and_a_debounced_one_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leaders_that_come_and_go_are_seen_in_the_history() {
+async fn leaders_that_come_and_go_are_seen_in_the_history_and_counted() {
+    let (lines, counts) = (Lines::default(), Counts::default());
+    let (_logs, _metrics) = (lines.record(), counts.record());
     let store = store();
     for name in ["a", "b", "c", "d"] {
         let engine = engine(&store, name);
         eventually("it leads", || async { leads(&engine) }).await;
+        let label = format!("instance={name}");
+        assert_eq!(counts.sum_where("flowgate_leader_active", &label), 1_f64.to_bits());
+        let left = || counts.sum_where("flowgate_leader_lease_remaining_seconds", &label);
+        eventually("it says how long it may lead", || async { f64::from_bits(left()) > 8.0 }).await;
         engine.shutdown().await;
+        assert_eq!(counts.sum_where("flowgate_leader_active", &label), 0);
+        assert_eq!(left(), 0);
     }
+    assert_eq!(counts.sum_where("flowgate_leader_changes_total", "to=leading"), 4);
+    assert_eq!(counts.sum_where("flowgate_leader_changes_total", "to=standby"), 4);
+    assert_eq!(counts.sum("flowgate_leader_acquisition_seconds"), 4);
+    assert_eq!(counts.sum("flowgate_leader_flaps_total"), 1);
+    assert_eq!(lines.with(&["WARN", "leadership flaps", "terms=4"]).len(), 1);
     let terms = store.past_terms("leader", 10).await.unwrap();
     assert_eq!(terms.len(), 4);
     assert!(terms.iter().all(|term| term.released_at.is_some()));
     assert_eq!(flowgate_engine::flapping_terms(&terms), 4);
     assert!(terms[0].holder.starts_with("d/"));
     assert_eq!(SchedulerConfig::default().lease, LEASE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_critical_leader_holds_schedules_back_unless_it_is_told_not_to() {
+    for pauses_schedules in [true, false] {
+        let store = store();
+        let faulty = Arc::new(Faulty::new(Arc::clone(&store)));
+        let degradation = DegradationConfig { pauses_schedules, ..DegradationConfig::DEFAULT };
+        let config = EngineConfig { degradation, ..config("a") };
+        let shared: Arc<dyn Store> = Arc::clone(&faulty) as Arc<dyn Store>;
+        let engine = Engine::start(shared, Workers::new(), config).unwrap();
+        engine.register(&flow("tick: {every: 1s, catch_up: skip}"), None).await.unwrap();
+        faulty.plan(Call::Beat, Fault::Delayed(Duration::from_millis(1_200)), u32::MAX);
+        let mut level = engine.degradation();
+        drop(level.wait_for(|level| *level == Degradation::Critical).await.unwrap());
+        let before = ledger(&store, "f/tick").await.len();
+        sleep(Duration::from_secs(10)).await;
+        let after = ledger(&store, "f/tick").await.len();
+        let is_held = after <= before + 1;
+        assert_eq!(is_held, pauses_schedules, "{before} {after}");
+        faulty.plan(Call::Beat, Fault::NotDone, 0);
+        drop(level.wait_for(|level| *level == Degradation::Normal).await.unwrap());
+        sleep(Duration::from_secs(5)).await;
+        let rows = ledger(&store, "f/tick").await;
+        let missed = rows.iter().filter(|row| row.fate == Fate::Missed).count();
+        assert_eq!(missed > 5, pauses_schedules, "{rows:?}");
+        check_runs(&store, "f/tick").await;
+        engine.shutdown().await;
+    }
 }

@@ -147,7 +147,7 @@ async fn takes_over(place: &Place) {
             _ => active.proxy.half_open(),
         }
         let more = traffic.runs(20);
-        let (_, ()) = tokio::join!(standby.becomes(SubscriptionState::Active), more);
+        let ((), ()) = tokio::join!(standby.becomes(SubscriptionState::Active), more);
         let took = gone.elapsed();
         assert!(took <= LEASE + Duration::from_secs(1), "round {round}: {took:?}");
         if round % 3 > 0 {

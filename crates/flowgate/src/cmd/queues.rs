@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::App;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::output::{Cell, Table, short};
-use crate::steering::{self, QueueChange, Steer};
+use crate::steering::{self, Change, QueueChange, Steer};
 use crate::stores;
 
 /// Works with queues.
@@ -130,7 +130,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
                 return Err(Failure::usage("usage", "nothing to set")
                     .help("name --concurrency N or --rate N/SPAN"));
             }
-            let (concurrency, rate) = (concurrency.map(Some), rate.map(Some));
+            let concurrency = concurrency.map_or(Change::Keep, Change::Set);
+            let rate = rate.map_or(Change::Keep, Change::Set);
             change_to(&app, queue, QueueChange { paused: None, concurrency, rate }).await
         }
         Verb::Unset(Unset { queue, concurrency, rate }) => {
@@ -138,8 +139,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
             let all = !concurrency && !rate;
             let change = QueueChange {
                 paused: None,
-                concurrency: (concurrency || all).then_some(None),
-                rate: (rate || all).then_some(None),
+                concurrency: if concurrency || all { Change::Unset } else { Change::Keep },
+                rate: if rate || all { Change::Unset } else { Change::Keep },
             };
             change_to(&app, queue, change).await
         }

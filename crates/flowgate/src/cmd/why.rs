@@ -4,7 +4,7 @@ use flowgate_core::event::StoredEvent;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
 use flowgate_core::view::{self, LimitUse, OpenJob, Standing};
-use flowgate_store::{Beat, Degradation, InstanceRow, Store, StoreError};
+use flowgate_store::{Beat, Degradation, InstanceRow, JobDetail, Store, StoreError};
 use serde_json::json;
 
 use super::App;
@@ -31,17 +31,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let events = flowgate_store::whole_log(&*store, run_id).await?;
     let now = store.now().await?;
     let executor = stores::executor(&app, &*store, &detail, now).await?;
-    let jobs: Vec<OpenJob> = detail
-        .jobs
-        .iter()
-        .map(|job| OpenJob {
-            step: job.job.job_id.step,
-            kind: job.job.kind,
-            attempt: job.job.attempt,
-            due_at: job.due_at,
-            lease: job.lease.as_ref().map(|lease| (lease.instance.clone(), lease.expires_at)),
-        })
-        .collect();
+    let jobs: Vec<OpenJob> = detail.jobs.iter().map(open_job).collect();
     let run = &detail.row.run;
     let strained = strained(&*store, run.status, now).await?;
     let limits = limits_in_use(&*store, &events).await?;
@@ -64,15 +54,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
                 value
             })
             .collect();
-        let strained: Vec<_> = strained
-            .iter()
-            .map(|beat| {
-                json!({
-                    "instance": beat.instance, "degradation": beat.degradation,
-                    "strained_by": beat.strained_by,
-                })
-            })
-            .collect();
+        let strained: Vec<_> = strained.iter().map(in_json).collect();
         app.output.json(&json!({
             "run_id": run_id, "flow": run.flow, "status": run.status, "reasons": reasons,
             "strained": strained,
@@ -129,6 +111,22 @@ async fn strained(
         row.beat.degradation > Degradation::Normal && !stores::is_silent(row, now)
     };
     Ok(rows.into_iter().filter(is_strained).map(|row| row.beat).collect())
+}
+
+fn open_job(job: &JobDetail) -> OpenJob {
+    OpenJob {
+        step: job.job.job_id.step,
+        kind: job.job.kind,
+        attempt: job.job.attempt,
+        due_at: job.due_at,
+        lease: job.lease.as_ref().map(|lease| (lease.instance.clone(), lease.expires_at)),
+    }
+}
+
+fn in_json(beat: &Beat) -> serde_json::Value {
+    json!({
+        "instance": beat.instance, "degradation": beat.degradation, "strained_by": beat.strained_by,
+    })
 }
 
 fn in_words(beat: &Beat) -> String {

@@ -16,6 +16,7 @@ mod queues;
 mod run;
 mod runs;
 mod sandbox;
+mod schedules;
 mod shared;
 mod subscribers;
 mod worker;
