@@ -363,11 +363,20 @@ pub struct Flow {
     pub entry: StepIndex,
     /// Everything that a step can subscribe to, or emit.
     pub slots: Vec<Slot>,
-    /// Whether it has one open run at a time, and where the value is that has one for itself.
-    pub singleton: Option<Option<KeyPath>>,
+    /// What has one open run at a time, if anything does.
+    pub singleton: Option<Singleton>,
     input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
+}
+
+/// What has one open run at a time.
+#[derive(Clone, Debug)]
+pub enum Singleton {
+    /// The flow.
+    Flow,
+    /// Each value that the input has there.
+    Value(KeyPath),
 }
 
 /// A step of a valid flow.

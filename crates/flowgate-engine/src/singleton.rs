@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::flow::Flow;
+use flowgate_core::flow::{Flow, Singleton};
 use flowgate_core::ids::RunId;
 use flowgate_core::limits;
 use flowgate_core::payload::Payload;
@@ -56,8 +56,8 @@ pub(crate) fn key(
             }
             asked.to_string()
         }
-        (None, Some(None)) => String::new(),
-        (None, Some(Some(path))) => path.text_in(&input.value()),
+        (None, Some(Singleton::Flow)) => String::new(),
+        (None, Some(Singleton::Value(path))) => path.text_in(&input.value()),
     };
     Ok(Some(format!("{}/{value}", flow.name).into()))
 }

@@ -48,9 +48,11 @@ pub const RECORD_KINDS: [&str; 10] = [
 ];
 /// How far a job of each step of priority is ahead of those without.
 pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);
+/// Those of them that mean something in their own store only: positions in its feeds, and who is
+/// there. A copy of a store leaves them out.
+pub const RECORD_KINDS_OF_ONE_STORE: [&str; 2] = ["checkpoint", "subscriber_member"];
 
 /// The part of a store that is not about runs.
-#[expect(unused_variables, reason = "until every store has its own methods")]
 #[async_trait]
 pub trait Control: Send + Sync {
     /// Takes a name for `ask.span`, or extends the term that the asker holds.
@@ -59,25 +61,17 @@ pub trait Control: Send + Sync {
     /// that is one more than the last; one that the same holder holds is extended, so a lost reply
     /// does no harm. With it only that term is extended, if the asker still holds it. No term
     /// becomes shorter.
-    async fn take_term(&self, ask: &TermAsk) -> Result<TermOutcome, StoreError> {
-        missing()
-    }
+    async fn take_term(&self, ask: &TermAsk) -> Result<TermOutcome, StoreError>;
 
-    /// Ends a term at once, if it is still held: it is over now, and says so. Whoever waits for the name should be told
-    /// afterwards, see [`Self::tell`].
-    async fn release_term(&self, term: &TermRef) -> Result<(), StoreError> {
-        missing()
-    }
+    /// Ends a term at once, if it is still held: it is over now, and says so. Whoever waits for the
+    /// name should be told afterwards, see [`Self::tell`].
+    async fn release_term(&self, term: &TermRef) -> Result<(), StoreError>;
 
     /// The last term of each name that begins with `prefix`, in the order of their names.
-    async fn list_terms(&self, prefix: &str) -> Result<Vec<Term>, StoreError> {
-        missing()
-    }
+    async fn list_terms(&self, prefix: &str) -> Result<Vec<Term>, StoreError>;
 
     /// The last terms of a name, the latest first, at most `limit`.
-    async fn past_terms(&self, name: &str, limit: usize) -> Result<Vec<Term>, StoreError> {
-        missing()
-    }
+    async fn past_terms(&self, name: &str, limit: usize) -> Result<Vec<Term>, StoreError>;
 
     /// Writes all of `writes` or nothing. With `under` only while that term is held.
     ///
@@ -86,23 +80,17 @@ pub trait Control: Send + Sync {
         &self,
         writes: Vec<RecordWrite>,
         under: Option<&TermRef>,
-    ) -> Result<RecordsOutcome, StoreError> {
-        missing()
-    }
+    ) -> Result<RecordsOutcome, StoreError>;
 
     /// The records with these keys, in their order; none where there is none.
     async fn read_records(
         &self,
         kind: &str,
         keys: &[Arc<str>],
-    ) -> Result<Vec<Option<Record>>, StoreError> {
-        missing()
-    }
+    ) -> Result<Vec<Option<Record>>, StoreError>;
 
     /// Records in the order of their keys, byte by byte.
-    async fn list_records(&self, query: &RecordQuery) -> Result<Vec<Record>, StoreError> {
-        missing()
-    }
+    async fn list_records(&self, query: &RecordQuery) -> Result<Vec<Record>, StoreError>;
 
     /// Asks for permits; the outcomes are in the same order. A job that holds one keeps it for
     /// `lease` from now, so this also renews.
@@ -113,9 +101,7 @@ pub trait Control: Send + Sync {
         &self,
         asks: &[PermitAsk],
         lease: Duration,
-    ) -> Result<Vec<PermitOutcome>, StoreError> {
-        missing()
-    }
+    ) -> Result<Vec<PermitOutcome>, StoreError>;
 
     /// Gives permits back, and lets those who wait next have them for `lease`: they are returned,
     /// and the caller wakes them ([`Self::wake_jobs`]). A release without a job only lets those in
@@ -124,35 +110,23 @@ pub trait Control: Send + Sync {
         &self,
         releases: &[PermitRelease],
         lease: Duration,
-    ) -> Result<Vec<PermitGrant>, StoreError> {
-        missing()
-    }
+    ) -> Result<Vec<PermitGrant>, StoreError>;
 
     /// Who holds permits of a key and how many wait.
-    async fn read_permits(&self, key: &str) -> Result<PermitState, StoreError> {
-        missing()
-    }
+    async fn read_permits(&self, key: &str) -> Result<PermitState, StoreError>;
 
     /// Makes queued jobs due at once, as if they were queued now. Returns those that exist, queued
     /// or leased, in the order of `jobs`. Those that are due already stay where they are.
-    async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-        missing()
-    }
+    async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError>;
 
     /// What waits in each queue that has jobs which nobody has, in the order of their names.
-    async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
-        missing()
-    }
+    async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError>;
 
     /// Wakes whoever waits for `topic` ([`Self::wait_told`]) on any instance.
-    async fn tell(&self, topic: &str) -> Result<(), StoreError> {
-        missing()
-    }
+    async fn tell(&self, topic: &str) -> Result<(), StoreError>;
 
     /// Returns when somebody may have told of `topic`, and after `wait_max` at the latest.
-    async fn wait_told(&self, topic: &str, wait_max: Duration) -> Result<(), StoreError> {
-        missing()
-    }
+    async fn wait_told(&self, topic: &str, wait_max: Duration) -> Result<(), StoreError>;
 
     /// Locks `name` for as long as a session of the store's server lasts, where it has sessions.
     ///
@@ -169,11 +143,6 @@ pub trait Control: Send + Sync {
         check_key(name);
         Ok(false)
     }
-}
-
-// Until every store has its own.
-fn missing<T>() -> Result<T, StoreError> {
-    Err(StoreError::Incompatible { message: "this store does not have it yet".to_owned() })
 }
 
 /// Who wants a name, and for how long.

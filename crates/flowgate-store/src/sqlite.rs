@@ -270,26 +270,21 @@ impl SqliteStore {
         self.writer()?.submit("noting an instance", 0, work).await
     }
 
-    /// Refuses to look for what a file has no table for: an earlier flowgate wrote it, and only its
-    /// owner can bring it up to date.
-    fn check_format(&self, needed: u32, what: &str) -> Result<(), StoreError> {
+    /// Refuses to look for tags in a file that an earlier flowgate wrote, and that only its owner
+    /// can bring up to date.
+    fn check_tags(&self, query: &RunQuery) -> Result<(), StoreError> {
         match self.access {
-            Access::Reader { format } if format < needed => Err(StoreError::Incompatible {
-                message: format!(
-                    "{} has format {format}, which knows no {what}; \
-                     start `flowgate dev` of this version on it once",
-                    self.path.display()
-                ),
-            }),
+            Access::Reader { format } if format < FORMAT_WITH_TAGS && !query.tags.is_empty() => {
+                Err(StoreError::Incompatible {
+                    message: format!(
+                        "{} has format {format}, which knows no tags; \
+                         start `flowgate dev` of this version on it once",
+                        self.path.display()
+                    ),
+                })
+            }
             Access::Reader { .. } | Access::Owner(_) => Ok(()),
         }
-    }
-
-    fn check_tags(&self, query: &RunQuery) -> Result<(), StoreError> {
-        if query.tags.is_empty() {
-            return Ok(());
-        }
-        self.check_format(FORMAT_WITH_TAGS, "tags")
     }
 
     /// Fills in the payloads that were not in memory.

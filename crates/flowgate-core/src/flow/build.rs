@@ -325,6 +325,28 @@ mod tests {
         StepBuilder::new("start").worker("start").emits(["a", "b"])
     }
 
+    /// A step with everything that a step that runs can have.
+    fn charge() -> StepBuilder {
+        let backoff = BackoffFile {
+            initial: Some(Span(ms(200))),
+            factor: Some(2.0),
+            max: Some(Span(ms(60_000))),
+            jitter: Some(0.2),
+        };
+        StepBuilder::new("charge")
+            .description("Charges.")
+            .after_all(["a", "b"])
+            .http("http://127.0.0.1/")
+            .header("X-A", "b")
+            .attempts(5)
+            .backoff(backoff)
+            .timeout(ms(10_000))
+            .queue("slow")
+            .priority(5)
+            .concurrency_by("input[\"a\"].tenant", 2)
+            .rate(10, ms(1_000))
+    }
+
     #[test]
     fn the_builder_makes_the_value_of_the_file() {
         let text = r#"
@@ -357,24 +379,6 @@ steps:
 schedules:
   nightly: { cron: "0 2 * * *", zone: Europe/Berlin, input: { orderId: 7 } }
 "#;
-        let backoff = BackoffFile {
-            initial: Some(Span(ms(200))),
-            factor: Some(2.0),
-            max: Some(Span(ms(60_000))),
-            jitter: Some(0.2),
-        };
-        let charge = StepBuilder::new("charge")
-            .description("Charges.")
-            .after_all(["a", "b"])
-            .http("http://127.0.0.1/")
-            .header("X-A", "b")
-            .attempts(5)
-            .backoff(backoff)
-            .timeout(ms(10_000))
-            .queue("slow")
-            .priority(5)
-            .concurrency_by("input[\"a\"].tenant", 2)
-            .rate(10, ms(1_000));
         let list = StepBuilder::new("list").after_any(["a", "b"]).process(["ls", "-l"]);
         let approve = StepBuilder::new("approve")
             .after_all(["step:print"])
@@ -393,7 +397,7 @@ schedules:
             .input_schema(json!({ "type": "object" }))
             .singleton_by("input.tenant")
             .step(entry())
-            .step(charge)
+            .step(charge())
             .step(list.cwd("/tmp").env("LANG", "C"))
             .step(StepBuilder::new("print").after_all(["step:list"]).shell("echo"))
             .step(approve)

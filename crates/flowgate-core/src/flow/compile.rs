@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::input::compile_schema;
 use super::{
-    Action, Flow, FlowFile, KeyPath, Needs, OnTimeout, RunFile, Slot, Step, StepFile, StepLimit,
-    Subscribes, Wait, WaitFile,
+    Action, Flow, FlowFile, KeyPath, Needs, OnTimeout, RunFile, Singleton, Slot, Step, StepFile,
+    StepLimit, Subscribes, Wait, WaitFile,
 };
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
@@ -29,7 +29,10 @@ impl Flow {
             name: file.flow.as_str().into(),
             revision,
             entry: StepIndex(0),
-            singleton: singleton.map(|file| file.key.as_deref().map(KeyPath::valid)),
+            singleton: singleton.map(|file| match file.key.as_deref() {
+                None => Singleton::Flow,
+                Some(key) => Singleton::Value(KeyPath::valid(key)),
+            }),
             step_by_name: HashMap::new(),
             slots: slots.list,
             slot_by_name: slots.by_name,

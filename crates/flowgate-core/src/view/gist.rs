@@ -13,9 +13,9 @@ pub fn gist(message: &str) -> String {
         };
         let (part, after) = rest.split_at(end);
         if is_word(first) {
-            push_word(&mut text, part)
+            push_word(&mut text, part);
         } else {
-            text.push_str(part)
+            text.push_str(part);
         }
         rest = after;
     }

@@ -22,14 +22,18 @@ use crate::control::{
 };
 
 impl SqliteStore {
-    /// What `work` reads of what instances agree on.
+    /// What `work` reads of what instances agree on; `none` where an earlier flowgate wrote the
+    /// file, which knew nothing of it.
     async fn read_agreed<T: Send + 'static>(
         &self,
         doing: &'static str,
+        none: T,
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.check_format(FORMAT_WITH_AGREEMENTS, "terms, records and permits")?;
-        self.readers.read(doing, work).await
+        match self.access {
+            Access::Reader { format } if format < FORMAT_WITH_AGREEMENTS => Ok(none),
+            Access::Reader { .. } | Access::Owner(_) => self.readers.read(doing, work).await,
+        }
     }
 }
 
@@ -50,12 +54,13 @@ impl Control for SqliteStore {
 
     async fn list_terms(&self, prefix: &str) -> Result<Vec<Term>, StoreError> {
         let prefix = prefix.to_owned();
-        self.read_agreed("listing terms", move |file| terms::list(file, &prefix)).await
+        self.read_agreed("listing terms", Vec::new(), move |file| terms::list(file, &prefix)).await
     }
 
     async fn past_terms(&self, name: &str, limit: usize) -> Result<Vec<Term>, StoreError> {
         let name = name.to_owned();
-        self.read_agreed("listing terms", move |file| terms::past(file, &name, limit)).await
+        let work = move |file: &Connection| terms::past(file, &name, limit);
+        self.read_agreed("listing terms", Vec::new(), work).await
     }
 
     async fn write_records(
@@ -77,12 +82,15 @@ impl Control for SqliteStore {
         keys: &[Arc<str>],
     ) -> Result<Vec<Option<Record>>, StoreError> {
         let (kind, keys) = (kind.to_owned(), keys.to_vec());
-        self.read_agreed("reading records", move |file| records::read(file, &kind, &keys)).await
+        let none = vec![None; keys.len()];
+        let work = move |file: &Connection| records::read(file, &kind, &keys);
+        self.read_agreed("reading records", none, work).await
     }
 
     async fn list_records(&self, query: &RecordQuery) -> Result<Vec<Record>, StoreError> {
         let query = query.clone();
-        self.read_agreed("listing records", move |file| records::list(file, &query)).await
+        let work = move |file: &Connection| records::list(file, &query);
+        self.read_agreed("listing records", Vec::new(), work).await
     }
 
     async fn take_permits(
@@ -109,7 +117,8 @@ impl Control for SqliteStore {
 
     async fn read_permits(&self, key: &str) -> Result<PermitState, StoreError> {
         let (key, now) = (key.to_owned(), self.clock.now());
-        self.read_agreed("reading permits", move |file| permits::state(file, &key, now)).await
+        let work = move |file: &Connection| permits::state(file, &key, now);
+        self.read_agreed("reading permits", PermitState::default(), work).await
     }
 
     async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
