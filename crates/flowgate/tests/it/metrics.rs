@@ -10,10 +10,12 @@ const GUIDE: &str = include_str!("../../../../docs/guide/operating.md");
 const HOLD: &str = r#"
 flow: hold
 steps:
+  start: {}
   nap:
+    subscribes: ["step:start"]
     run: { shell: 'echo > began; until [ -e go ]; do sleep 0.05; done; echo "{\"emit\": \"done\"}"' }
     emits: [done]
-  ask: { wait: { signal: go } }
+  ask: { subscribes: ["step:start"], wait: { signal: go } }
 "#;
 
 /// The metrics that the seeds ask for.
@@ -85,9 +87,12 @@ fn every_metric_of_the_seeds_is_there_from_the_start_and_moves() {
     let run_id = held();
     let behind = start("retry");
     place.flowgate(&sandbox, &["runs", "signal", &run_id, "go"]).exits(0);
-    let text = scrape(&worker);
-    assert_eq!(value(&text, &series["C1-039"]), Some(1.0), "jobs that run");
-    assert_eq!(value(&text, &series["C1-042"]), Some(1.0), "jobs that wait");
+    // What was read a moment ago is good for a second.
+    eventually("one job runs and one waits", || {
+        let text = scrape(&worker);
+        let both = [&series["C1-039"], &series["C1-042"]].map(|series| value(&text, series));
+        (both == [Some(1.0), Some(1.0)]).then_some(())
+    });
     let_go(&run_id);
     place.flowgate(&sandbox, &["runs", "watch", &run_id]).exits(0);
     place.flowgate(&sandbox, &["runs", "watch", &behind]).exits(0);
@@ -101,7 +106,10 @@ fn every_metric_of_the_seeds_is_there_from_the_start_and_moves() {
     });
     let failing = start("failing");
     place.flowgate(&sandbox, &["runs", "watch", &failing]).exits(1);
-    let after = scrape(&worker);
+    let after = eventually("nothing is under way", || {
+        let text = scrape(&worker);
+        (value(&text, &series["C1-042"]) == Some(0.0)).then_some(text)
+    });
     for id in ids() {
         let moved = value(&after, &series[&id]);
         match id.as_str() {

@@ -376,3 +376,33 @@ fn a_step_that_aborts_its_process_uses_up_its_attempts_and_fails_with_the_reason
     let why = sandbox.flowgate(&[&["why", "latest"], &store[..]].concat()).exits(0).stdout;
     assert!(why.contains("was lost 25 times, and it may not be lost again"), "{why}");
 }
+
+/// The commands in the examples of a document that start a worker.
+fn documented(text: &str) -> Vec<Vec<&str>> {
+    let lines = text.lines().filter(|line| line.starts_with("flowgate worker start"));
+    let commands = lines.map(|line| line.split(" #").next().unwrap_or(line));
+    commands.map(|command| command.split_whitespace().skip(1).collect()).collect()
+}
+
+#[test]
+fn every_documented_worker_starts_as_it_is_written() {
+    let guide = documented(include_str!("../../../../docs/guide/deploying.md"));
+    assert!(guide.len() >= 5, "{guide:?}");
+    let readme = documented(include_str!("../../../../README.md"));
+    assert!(!readme.is_empty());
+    let (postgres, redis) = (Place::on_postgres(), Place::on_redis());
+    for args in guide.into_iter().chain(readme) {
+        let sandbox = Sandbox::new();
+        let flows = sandbox.path("flows");
+        std::fs::create_dir(&flows).unwrap();
+        sandbox.write("flows/a.yaml", "flow: a\nsteps:\n  only: {}\n");
+        let here = |arg| match arg {
+            "postgres://user@db/flowgate" => postgres.url.as_str(),
+            "redis://cache:6379" => redis.url.as_str(),
+            other => other,
+        };
+        let worker = sandbox.spawn(&args.iter().copied().map(here).collect::<Vec<_>>());
+        worker.stderr.wait_for("ready in");
+        worker.interrupt().exits(0);
+    }
+}
