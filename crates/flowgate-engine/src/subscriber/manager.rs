@@ -576,7 +576,9 @@ pub(crate) async fn rebuild(
     options.validate()?;
     let (instance, partitions) = (Arc::clone(&given.instance), options.partitions);
     let kind = (given.make)().kind();
-    agree(&instance, &id.into(), &options, kind).await?;
+    let id_text: Arc<str> = id.into();
+    let agreed = agree(&instance, &id_text, &options, kind);
+    instance.stopping.run_until_cancelled(agreed).await.ok_or(EngineError::Closed)??;
     let beside: Arc<str> = format!("{id}{REBUILD}").into();
     // What an earlier one left may be the fold of another rule.
     admin::forget(&*instance.store, &beside, partitions).await?;

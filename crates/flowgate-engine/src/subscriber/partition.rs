@@ -235,8 +235,9 @@ impl Partition {
         }
         if at.positions.len() != feeds {
             let count = at.positions.len();
-            let message = format!("its checkpoint is of {count} feeds, and the store has {feeds}");
-            return Err(self.broken(&StoreError::Incompatible { message }));
+            let reason =
+                format!("its checkpoint is of {count} feeds, and the store has {feeds}").into();
+            return Err(Ended::Refused { reason, resets: at.resets }.into());
         }
         let written = at.positions.clone();
         let mut work =
