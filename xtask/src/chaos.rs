@@ -20,6 +20,8 @@ const SHORT_FORMS: &[(&str, &[&str])] = &[
     ("scenario", &["outage", "--store", "postgres", "--seconds", "8"]),
     ("scenario", &["leader", "--store", "redis", "--faults", "4", "--seconds", "15"]),
     ("scenario", &["leader", "--store", "postgres", "--faults", "4", "--seconds", "15"]),
+    ("scenario", &["subscriber", "--store", "redis", "--faults", "4"]),
+    ("scenario", &["subscriber", "--store", "postgres", "--faults", "4"]),
 ];
 
 #[derive(Debug, Args)]

@@ -29,6 +29,8 @@ pub(crate) struct Setup {
     pub(crate) sink: u16,
     pub(crate) lease: Duration,
     pub(crate) leader_lease: Duration,
+    /// Whether instances have the projection of `tally`, and its lease.
+    pub(crate) subscriber_lease: Option<Duration>,
     pub(crate) slots: usize,
     pub(crate) plant: Option<Bug>,
     pub(crate) folder: PathBuf,
@@ -76,6 +78,9 @@ impl Instance {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log);
+        if let Some(lease) = setup.subscriber_lease {
+            command.args(["--subscriber-lease-ms", &lease.as_millis().to_string()]);
+        }
         if let Some(bug) = setup.plant {
             let name = clap::ValueEnum::to_possible_value(&bug).expect("every bug has a name");
             command.args(["--plant", name.get_name()]);
@@ -239,6 +244,8 @@ pub(crate) struct Plan {
     pub(crate) instances: usize,
     pub(crate) lease: Duration,
     pub(crate) leader_lease: Duration,
+    /// Whether instances have the projection of `tally`, and its lease.
+    pub(crate) subscriber_lease: Option<Duration>,
     pub(crate) slots: usize,
     pub(crate) plant: Option<Bug>,
 }
@@ -253,6 +260,7 @@ impl Cluster {
             sink: sink.port,
             lease: plan.lease,
             leader_lease: plan.leader_lease,
+            subscriber_lease: plan.subscriber_lease,
             slots: plan.slots,
             plant: plan.plant,
             folder: folder.to_owned(),

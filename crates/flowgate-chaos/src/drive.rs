@@ -111,6 +111,7 @@ impl<'a> Drive<'a> {
             instances: usize::from(args.instances),
             lease: LEASE,
             leader_lease: LEASE,
+            subscriber_lease: None,
             slots: SLOTS,
             plant: args.plant,
         };

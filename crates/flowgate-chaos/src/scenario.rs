@@ -21,6 +21,7 @@ use crate::ledger::Ledger;
 use crate::{flows, report, server, sink};
 
 mod leader;
+mod subscriber;
 
 /// How long a lease lasts here; longer than any pause that an idle machine makes.
 const LEASE: Duration = Duration::from_secs(5);
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     /// Runs to start
     #[arg(long, default_value_t = 100)]
     runs: usize,
-    /// How often whoever leads is killed, paused or cut off
+    /// How often whoever leads, or is active, is killed, paused or cut off
     #[arg(long, default_value_t = 20)]
     faults: usize,
     /// Print one JSON object
@@ -64,6 +65,9 @@ enum Name {
     /// Whoever leads is killed, paused and cut off while schedules are due every second: each
     /// occurrence has one run or another fate
     Leader,
+    /// Whoever has a projection is killed, paused and cut off: another goes on in time, and the
+    /// projection is the fold of the feed
+    Subscriber,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -86,6 +90,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.name == Name::Leader {
         return leader::run(args);
     }
+    if args.name == Name::Subscriber {
+        return subscriber::run(args);
+    }
     let folder = tempfile::Builder::new().prefix("flowgate-scenario-").tempdir();
     let folder = folder.context("making a folder")?;
     let runtime = tokio::runtime::Runtime::new().context("starting the runtime")?;
@@ -94,6 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         instances: 3,
         lease: LEASE,
         leader_lease: LEASE,
+        subscriber_lease: None,
         slots: 32,
         plant: None,
     };
@@ -112,7 +120,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         Name::RollingRestart => rolling_restart(&cluster, &load, args.runs)?,
         Name::Outage => outage(&cluster, &load, args, &mut outcome)?,
-        Name::Leader => unreachable!("it has a way of its own"),
+        Name::Leader | Name::Subscriber => unreachable!("it has a way of its own"),
     }
     let store = runtime.block_on(server::open(&cluster.setup.url))?;
     let open = runtime.block_on(wait_until_ended(&*store, END_WAIT_MAX))?;

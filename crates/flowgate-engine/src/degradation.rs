@@ -153,6 +153,16 @@ pub(crate) struct Strain {
     state: Mutex<State>,
     level: watch::Sender<Degradation>,
     gauge: Gauge,
+    pauses_schedules: bool,
+}
+
+/// What a strained leader leaves for later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    Nothing,
+    /// What was missed.
+    CatchUp,
+    Everything,
 }
 
 #[derive(Debug)]
@@ -177,6 +187,7 @@ impl Strain {
             }),
             level: watch::Sender::new(Degradation::Normal),
             gauge,
+            pauses_schedules: config.pauses_schedules,
         }
     }
 
@@ -208,6 +219,15 @@ impl Strain {
         let retry_after = state.controller.calm_after(clock::now());
         let cause = state.cause.clone().unwrap_or_else(|| "it recovers".into());
         Err(EngineError::Overloaded { cause, retry_after })
+    }
+
+    /// What of the schedules is left for later.
+    pub(crate) fn pauses(&self) -> Pause {
+        match *self.level.borrow() {
+            Degradation::Normal => Pause::Nothing,
+            Degradation::Critical if self.pauses_schedules => Pause::Everything,
+            Degradation::Degraded | Degradation::Critical => Pause::CatchUp,
+        }
     }
 
     fn observe(&self, look: &Look) {
@@ -263,8 +283,9 @@ async fn queues(instance: &Instance) -> (Reading, Reading) {
     }
     match tokio::time::timeout(QUEUES_WAIT_MAX, read_queues(&*instance.store)).await {
         Ok(Ok((queues, now))) => {
-            let served =
-                queues.iter().filter(|stats| instance.config.queues.contains(&stats.queue));
+            // Those that are paused are meant to fill.
+            let open = instance.queues.open();
+            let served = queues.iter().filter(|stats| open.contains(&stats.queue));
             let (mut due, mut age) = (0, Duration::ZERO);
             for stats in served {
                 due += stats.due;

@@ -244,6 +244,15 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Started, EngineError> {
         self.instance().strain.admit()?;
+        self.start_accepted(flow, request).await
+    }
+
+    /// Starts a run whatever the strain: somebody has decided that it is to be.
+    pub(crate) async fn start_accepted<'a>(
+        &self,
+        flow: impl Into<FlowRef<'a>>,
+        request: StartRequest,
+    ) -> Result<Started, EngineError> {
         let flow = self.flow(flow.into()).await?;
         let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
         let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
@@ -251,18 +260,6 @@ impl Engine {
             None => self.begin(flow, start).await,
             Some(key) => self.begin_singleton(flow, start, &key).await,
         }
-    }
-
-    /// Starts the run of an occurrence, also when no new runs are taken: the scheduler knows when
-    /// to hold back.
-    pub(crate) async fn start_occurrence(
-        &self,
-        flow: &str,
-        request: StartRequest,
-    ) -> Result<Started, EngineError> {
-        let flow = self.flow(FlowRef::Active(flow)).await?;
-        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
-        self.begin(flow, start).await
     }
 
     /// Starts a run and returns its record when it has ended.

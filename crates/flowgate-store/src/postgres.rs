@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   commit_batch    lock runs > lock leases > now > judge > runs, log, jobs > hand off
-//!   claim_jobs      end leases that are over > lock due jobs > lease them
+//!   claim_jobs      end leases that are over > lock due jobs in their order > lease them
 //!   the feed        rows of the log by (xid, ordinal), below the snapshot's xmin
 //! ```
 //!
@@ -57,6 +57,7 @@ mod hints;
 mod keep;
 mod permits;
 mod pool;
+mod queues;
 mod read;
 mod records;
 mod rows;
@@ -203,7 +204,6 @@ struct Statements {
     log_rows: String,
     renew: String,
     next_due: String,
-    queues_but: String,
     feed_grown: String,
     append_lines: String,
     register: String,
@@ -216,6 +216,8 @@ struct Statements {
     write_records: String,
     take_permits: String,
     release_permits: String,
+    wake_jobs: String,
+    queue_stats: String,
 }
 
 impl Statements {
@@ -226,7 +228,7 @@ impl Statements {
         };
         Self {
             now: call("store_now", 0),
-            commit: call("commit_batch", 29),
+            commit: call("commit_batch", 31),
             leased_again: format!(
                 "SELECT row_to_json(j)::text, r.record \
                  FROM unnest($1, $2) AS c (run_id, commit_id) \
@@ -235,13 +237,10 @@ impl Statements {
                  WHERE j.granted_by = c.commit_id AND j.instance = $3 AND j.is_leased \
                  AND j.expires_at > \"{schema}\".store_now() ORDER BY j.run_id, j.step"
             ),
-            claim: call("claim_jobs", 7),
+            claim: call("claim_jobs", 8),
             log_rows: call("log_rows", 2),
             renew: call("renew_leases", 4),
-            next_due: call("next_due", 3),
-            queues_but: format!(
-                "SELECT name FROM \"{schema}\".queues WHERE name <> ALL ($1) ORDER BY name"
-            ),
+            next_due: call("next_due", 4),
             feed_grown: format!(
                 "SELECT xid < pg_snapshot_xmin(pg_current_snapshot()) FROM \"{schema}\".log \
                  WHERE xid >= $1::xid8 AND (xid > $1::xid8 OR ordinal + count > $2 + 1) \
@@ -252,12 +251,14 @@ impl Statements {
             sweep: call("sweep_runs", 3),
             beat: call("note_beat", 3),
             import_revision: call("import_revision", 6),
-            import_run: call("import_run", 31),
+            import_run: call("import_run", 32),
             take_term: call("take_term", 5),
             release_term: call("release_term", 2),
             write_records: call("write_records", 7),
             take_permits: call("take_permits", 7),
             release_permits: call("release_permits", 5),
+            wake_jobs: call("wake_jobs", 2),
+            queue_stats: call("queue_stats", 1),
         }
     }
 }

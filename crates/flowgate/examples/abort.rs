@@ -14,7 +14,7 @@ use flowgate::{
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut workers = Workers::new();
-    workers.register("abort", async |_: (), _: StepContext| -> Result<(), HandlerError> {
+    workers.register("abort", async |(): (), _: StepContext| -> Result<(), HandlerError> {
         std::process::abort()
     });
     let flow = FlowBuilder::new("abort")

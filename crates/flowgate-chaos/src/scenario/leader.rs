@@ -84,6 +84,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         instances: 3,
         lease: LEASE,
         leader_lease: LEADER_LEASE,
+        subscriber_lease: None,
         slots: 32,
         plant: None,
     };

@@ -3,17 +3,18 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use flowgate_core::flow::Flow;
 use flowgate_core::ids::InstanceId;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{
     Bounds, Degradation, DegradationConfig, Engine, EngineConfig, EngineError, HandlerError,
-    StartRequest, StepContext, Workers,
+    Leadership, SchedulerConfig, StartRequest, StepContext, Workers,
 };
 use flowgate_store::faulty::{Call, Fault, Faulty};
-use flowgate_store::{MemoryStore, Queues, Store};
+use flowgate_store::{MemoryStore, Queues, RunQuery, Store};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::recorder::{Counts, Lines};
 use crate::world::{World, config, eventually, is, payload, store};
@@ -132,6 +133,78 @@ async fn a_store_that_does_not_answer_is_not_taken_for_a_healthy_one() {
         faulty.plan(Call::Beat, Fault::NotDone, 0);
         world.shutdown().await;
     }
+}
+
+/// A flow that completes at once, with a schedule.
+fn scheduled(schedule: &str) -> Flow {
+    Flow::parse(&format!("{{flow: f, steps: {{a: {{}}}}, schedules: {{tick: {schedule}}}}}"))
+        .unwrap()
+}
+
+async fn runs_of(store: &dyn Store) -> u64 {
+    store.count_runs(&RunQuery::default()).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn schedules_of_a_critical_leader_pause_unless_it_is_told_otherwise() {
+    for pauses_schedules in [true, false] {
+        let faulty = Arc::new(Faulty::new(store()));
+        let degradation = DegradationConfig { pauses_schedules, ..DegradationConfig::DEFAULT };
+        let config = EngineConfig { degradation, ..config("a") };
+        let engine = Engine::start(faulty.clone(), Workers::new(), config).unwrap();
+        engine.register(&scheduled("{every: 1s}"), None).await.unwrap();
+        let mut level = engine.degradation();
+        slow_beats(&faulty, 1_200);
+        becomes(&mut level, Degradation::Critical).await;
+        let before = runs_of(&*faulty).await;
+        sleep(Duration::from_secs(20)).await;
+        let fired = runs_of(&*faulty).await - before;
+        // One may have been on its way.
+        assert_eq!(fired <= 1, pauses_schedules, "{fired}");
+        slow_beats(&faulty, 0);
+        becomes(&mut level, Degradation::Normal).await;
+        let before = runs_of(&*faulty).await;
+        sleep(Duration::from_secs(20)).await;
+        assert!(runs_of(&*faulty).await - before >= 19);
+        engine.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_degraded_leader_fires_what_is_due_and_catches_up_later() {
+    let store = store();
+    let dead = Arc::new(Faulty::new(Arc::clone(&store)));
+    let schedules = Some(SchedulerConfig::with_lease(Duration::from_mins(1)));
+    let first = EngineConfig { schedules, ..config("a") };
+    let first = Engine::start(dead.clone(), Workers::new(), first).unwrap();
+    first.register(&scheduled("{every: 5s, catch_up: all}"), None).await.unwrap();
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(runs_of(&*store).await, 1);
+    // It is gone without a word; the other takes over a lease later, and is degraded by then.
+    for call in [Call::Now, Call::Read, Call::Terms, Call::Records, Call::Commit] {
+        dead.plan(call, Fault::NotDone, u32::MAX);
+    }
+    let slow = Arc::new(Faulty::new(Arc::clone(&store)));
+    slow_beats(&slow, 300);
+    let second = Engine::start(slow.clone(), Workers::new(), config("b")).unwrap();
+    let leads = |leadership: &Leadership| matches!(leadership, Leadership::Leading(_));
+    drop(second.leadership().wait_for(leads).await.unwrap());
+    let mut level = second.degradation();
+    assert_eq!(*level.borrow_and_update(), Degradation::Degraded);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(runs_of(&*store).await, 1, "what was missed can wait");
+    second.register(&other_flow(), None).await.unwrap();
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(runs_of(&*store).await, 3, "what comes due is fired");
+    slow_beats(&slow, 0);
+    becomes(&mut level, Degradation::Normal).await;
+    sleep(Duration::from_secs(5)).await;
+    assert!(runs_of(&*store).await > 20, "all that was missed is caught up");
+    second.shutdown().await;
+}
+
+fn other_flow() -> Flow {
+    Flow::parse("{flow: g, steps: {a: {}}, schedules: {tick: {every: 5s}}}").unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

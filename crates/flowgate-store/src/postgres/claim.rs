@@ -20,8 +20,10 @@ use super::PostgresStore;
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::pool::ask;
-use super::rows::{JobColumns, column, decode, to_int4, to_integer, to_ms, to_number};
-use crate::{Claimant, LeaseRef, Queues, Renewal, StoreError};
+use super::rows::{
+    JobColumns, column, decode, encode_queues, to_int4, to_integer, to_ms, to_number,
+};
+use crate::{Claimant, LeaseRef, Renewal, StoreError};
 
 /// Leases that one claim looks at, to see whether they are over.
 const CHECKS_MAX: i32 = 512;
@@ -30,11 +32,8 @@ impl PostgresStore {
     pub(super) async fn claim_due(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
         let doing = "claiming";
         let slots = claimant.slots.min(CLAIM_BATCH_MAX);
-        if slots == 0 {
-            return Ok(Vec::new());
-        }
-        let queues = self.named_queues(&claimant.queues).await?;
-        if queues.as_ref().is_some_and(Vec::is_empty) {
+        let (queues, queues_not) = encode_queues(&claimant.queues);
+        if slots == 0 || queues.as_ref().is_some_and(Vec::is_empty) {
             return Ok(Vec::new());
         }
         let (floor_due, floor_check) = (self.floor_due.next(), self.floor_check.next());
@@ -48,6 +47,7 @@ impl PostgresStore {
                 &[
                     (&instance, Type::TEXT),
                     (&queues, Type::TEXT_ARRAY),
+                    (&queues_not, Type::TEXT_ARRAY),
                     (&slots, Type::INT4),
                     (&lease_ms, Type::INT8),
                     (&floor_due, Type::INT8),
@@ -59,26 +59,6 @@ impl PostgresStore {
         let claimed = self.read_claim(&row, claimant, (floor_due, floor_check));
         let claimed = claimed.map_err(|fault| fault.into_error(doing))?;
         if claimed.is_empty() { Ok(claimed) } else { self.with_inputs(doing, claimed).await }
-    }
-
-    /// The names of a choice of queues, each once; none for all.
-    ///
-    /// Leaving some out costs a look at the names that there are: that is only paid for while a
-    /// queue is paused.
-    pub(super) async fn named_queues(
-        &self,
-        queues: &Queues,
-    ) -> Result<Option<Vec<String>>, StoreError> {
-        let left_out = match queues {
-            Queues::All => return Ok(None),
-            Queues::Only(names) => return Ok(Some(sorted(names))),
-            Queues::AllBut(names) => sorted(names),
-        };
-        let doing = "reading the names of queues";
-        let params = [(&left_out as _, Type::TEXT_ARRAY)];
-        let rows = self.pool.call(doing, &self.sql.queues_but, &params).await?;
-        let names = rows.iter().map(|row| column(row, 0)).collect::<Result<Vec<String>, Fault>>();
-        names.map(Some).map_err(|fault| fault.into_error(doing))
     }
 
     fn read_claim(
@@ -94,18 +74,19 @@ impl PostgresStore {
         if !column::<bool>(row, 3)? {
             self.floor_check.reach(claimed_at);
         }
-        let Some(due_last) = column::<Option<i64>>(row, 4)? else { return Ok(Vec::new()) };
-        self.floor_due.reach(due_last);
+        let Some(order_last) = column::<Option<i64>>(row, 4)? else { return Ok(Vec::new()) };
+        self.floor_due.reach(order_last);
         let expires_at = Timestamp(claimed_at).plus(claimant.lease);
         let mut jobs = column::<Vec<Uuid>>(row, 5)?.into_iter();
         let mut steps = column::<Vec<i32>>(row, 6)?.into_iter();
         let mut kinds = column::<Vec<String>>(row, 7)?.into_iter();
         let mut queues = column::<Vec<&str>>(row, 8)?.into_iter();
-        let mut attempts = column::<Vec<i64>>(row, 9)?.into_iter();
-        let mut inputs = column::<Vec<String>>(row, 10)?.into_iter();
-        let mut tokens = column::<Vec<i64>>(row, 11)?.into_iter();
-        let mut lost = column::<Vec<Option<&str>>>(row, 12)?.into_iter();
-        let mut records = column::<Vec<Option<&str>>>(row, 13)?.into_iter();
+        let mut priorities = column::<Vec<i16>>(row, 9)?.into_iter();
+        let mut attempts = column::<Vec<i64>>(row, 10)?.into_iter();
+        let mut inputs = column::<Vec<String>>(row, 11)?.into_iter();
+        let mut tokens = column::<Vec<i64>>(row, 12)?.into_iter();
+        let mut lost = column::<Vec<Option<&str>>>(row, 13)?.into_iter();
+        let mut records = column::<Vec<Option<&str>>>(row, 14)?.into_iter();
         let mut next = || -> Result<Option<Option<Claimed>>, Fault> {
             let Some(run_id) = jobs.next() else { return Ok(None) };
             let short = || Fault::unreadable(std::io::Error::other("the answer is too short"));
@@ -114,6 +95,8 @@ impl PostgresStore {
                 step: u16::try_from(steps.next().ok_or_else(short)?).map_err(Fault::unreadable)?,
                 kind: kinds.next().ok_or_else(short)?,
                 queue: queues.next().ok_or_else(short)?.into(),
+                priority: u8::try_from(priorities.next().ok_or_else(short)?)
+                    .map_err(Fault::unreadable)?,
                 attempt: u32::try_from(attempts.next().ok_or_else(short)?)
                     .map_err(Fault::unreadable)?,
                 inputs: inputs.next().ok_or_else(short)?,
@@ -246,12 +229,4 @@ async fn own_link<'a>(
 
 fn read_log_row(row: &Row) -> Result<(Uuid, u64, Vec<Event>), Fault> {
     Ok((column(row, 0)?, to_number(column(row, 1)?), decode(column(row, 2)?)?))
-}
-
-/// Names of queues, each once.
-fn sorted(names: &[Arc<str>]) -> Vec<String> {
-    let mut names: Vec<String> = names.iter().map(ToString::to_string).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::ids::JobId;
 
 use super::PostgresStore;
 use crate::StoreError;
 use crate::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, Record,
+    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
     RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef, check_key,
 };
 use crate::session::SessionLock;
@@ -69,6 +70,14 @@ impl Control for PostgresStore {
 
     async fn read_permits(&self, key: &str) -> Result<PermitState, StoreError> {
         self.permits_of(key).await
+    }
+
+    async fn wake_jobs(&self, jobs: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        self.wake(jobs).await
+    }
+
+    async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
+        self.stats_of_queues().await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

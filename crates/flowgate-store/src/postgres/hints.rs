@@ -55,6 +55,13 @@ impl Hints {
         self.untold.notify_one();
     }
 
+    /// A job is due that was in its queue before.
+    pub(super) fn queued(&self) {
+        self.jobs.notify_waiters();
+        self.jobs_untold.store(true, Ordering::Release);
+        self.untold.notify_one();
+    }
+
     /// Wakes whoever waits for `topic`, here and elsewhere.
     pub(super) fn tell(&self, topic: &str) {
         self.told.tell(topic);

@@ -150,6 +150,7 @@ impl PostgresStore {
             (&jobs.steps as _, Type::INT4_ARRAY),
             (&jobs.kinds as _, Type::TEXT_ARRAY),
             (&jobs.queues as _, Type::TEXT_ARRAY),
+            (&jobs.priorities as _, Type::INT2_ARRAY),
             (&jobs.attempts as _, Type::INT8_ARRAY),
             (&jobs.inputs as _, Type::TEXT_ARRAY),
             (&jobs.due_at as _, Type::INT8_ARRAY),
@@ -178,6 +179,7 @@ struct Jobs<'a> {
     steps: Vec<i32>,
     kinds: Vec<&'static str>,
     queues: Vec<&'a str>,
+    priorities: Vec<i16>,
     attempts: Vec<i64>,
     inputs: Vec<String>,
     due_at: Vec<i64>,
@@ -192,6 +194,7 @@ impl<'a> Jobs<'a> {
             jobs.steps.push(job.job_id.step.0.into());
             jobs.kinds.push(encode_kind(job.kind));
             jobs.queues.push(&job.queue);
+            jobs.priorities.push(job.priority.into());
             jobs.attempts.push(job.attempt.into());
             jobs.inputs.push(serde_json::to_string(&job.inputs).expect("numbers have a JSON form"));
             jobs.due_at.push(open.due_at.0);

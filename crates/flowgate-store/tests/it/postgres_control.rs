@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use flowgate_core::commit::JobChange;
 use flowgate_core::ids::{JobId, RunId, StepIndex};
 use flowgate_core::payload::Payload;
 use flowgate_store::conformance::Harness;
+use flowgate_store::conformance::world::{World, single};
 use flowgate_store::control::{
-    Control, Expect, Limit, PermitAsk, PermitOutcome, PermitRelease, RecordQuery, RecordWrite,
-    RecordsOutcome, TermAsk, TermOutcome, TermRef,
+    Control, Expect, Limit, PRIORITY_HEAD_START, PermitAsk, PermitOutcome, PermitRelease,
+    RecordQuery, RecordWrite, RecordsOutcome, TermAsk, TermOutcome, TermRef,
 };
 use flowgate_store::{PostgresOptions, PostgresStore, Retention, Store};
 use parking_lot::Mutex;
@@ -436,4 +438,64 @@ async fn another_instance_hears_of_a_topic_and_of_no_other() {
         told = timeout(SOON, told) => told.expect("it hears"),
         () = telling => unreachable!("it tells for ever"),
     }
+}
+
+/// Starts a run whose first job has this priority.
+async fn started_with(world: &World<'_, PostgresHarness>, priority: u8) -> RunId {
+    let mut start = world.start(&single("one"), "1");
+    for change in &mut start.jobs {
+        if let JobChange::Add { job, .. } = change {
+            job.priority = priority;
+        }
+    }
+    let run_id = start.run_id;
+    world.apply(start).await;
+    run_id
+}
+
+#[tokio::test]
+async fn priority_is_a_head_start_of_a_minute_for_each_step_and_no_more() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let first = started_with(&world, 0).await;
+    world.harness.advance(PRIORITY_HEAD_START + Duration::from_secs(1)).await;
+    let (second, ahead) = (started_with(&world, 1).await, started_with(&world, 2).await);
+    let detail = world.store().read_run(ahead).await.unwrap().unwrap();
+    assert_eq!(detail.jobs[0].job.priority, 2);
+    assert!(detail.jobs[0].due_at >= detail.row.started_at, "its due time stays the true one");
+    let claimed = world.claim(10).await;
+    let order: Vec<RunId> = claimed.iter().map(|claimed| claimed.job.job_id.run_id).collect();
+    assert_eq!(order, [ahead, first, second]);
+    assert_eq!(claimed.iter().map(|claimed| claimed.job.priority).collect::<Vec<_>>(), [2, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_claim_takes_its_jobs_from_the_index_of_their_order() {
+    let harness = PostgresHarness::direct().await;
+    let schema = &harness.options.schema;
+    harness
+        .sql(
+            "INSERT INTO queues VALUES ('default'); \
+             INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, order_at, \
+             priority, ticket, is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, \
+             '[1]', n, n, 0, n, false FROM generate_series(1, 20000) n; ANALYZE jobs",
+        )
+        .await;
+    let claim = format!(
+        "SELECT cardinality(run_ids) FROM {schema}.claim_jobs('me', NULL, NULL, 10, 30000, \
+         '-9223372036854775808', '-9223372036854775808', 512)"
+    );
+    // What this transaction alone has done.
+    let scans = format!(
+        "SELECT pg_stat_get_xact_numscans(oid), pg_stat_get_xact_tuples_returned(oid) \
+         FROM (SELECT '{schema}.jobs_by_order'::regclass::oid AS oid) AS i"
+    );
+    harness.client.batch_execute("BEGIN").await.unwrap();
+    let count: i32 = harness.client.query_one(&claim, &[]).await.unwrap().get(0);
+    assert_eq!(count, 10);
+    let row = harness.client.query_one(&scans, &[]).await.unwrap();
+    let (count, rows): (i64, i64) = (row.get(0), row.get(1));
+    harness.client.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(count, 1, "it is scanned");
+    assert!(rows <= 20, "and only its head: {rows} rows");
 }

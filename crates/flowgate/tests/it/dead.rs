@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, eventually};
+use crate::sandbox::{Sandbox, until};
 
 fn total(sandbox: &Sandbox) -> Value {
     sandbox.flowgate(&["dead", "list", "--json"]).exits(0).json()["total"].clone()
@@ -72,16 +72,16 @@ fn dead_letters_are_dealt_with_beside_the_process_that_owns_the_store() {
     for _ in 0..4 {
         sandbox.flowgate(&["runs", "start", "failing"]).exits(0);
     }
-    eventually("all fail", || total(&sandbox) == 4);
+    until("all fail", || total(&sandbox) == 4);
     let dropped = sandbox.flowgate(&["dead", "drop", "--yes", "--since", "1h", "--json"]).exits(0);
     assert_eq!(dropped.json()["dropped"].as_array().unwrap().len(), 4);
     sandbox.flowgate(&["runs", "start", "failing"]).exits(0);
-    eventually("it fails", || total(&sandbox) == 1);
+    until("it fails", || total(&sandbox) == 1);
     let retried = sandbox.flowgate(&["dead", "retry", "--yes", "--rate", "10/s"]).exits(0);
     assert_eq!(retried.stdout, "1 of 1 retried\n");
     dev.stdout.wait_for("a retry of");
     // The retry fails as well, and is a dead letter of its own.
-    eventually("it fails again", || total(&sandbox) == 1);
+    until("it fails again", || total(&sandbox) == 1);
     dev.interrupt().exits(130);
 }
 
@@ -92,7 +92,7 @@ fn a_stop_between_two_says_how_many_were_done() {
         sandbox.flowgate(&["run", "failing.yaml"]).exits(1);
     }
     let slow = sandbox.spawn(&["dead", "drop", "--yes", "--rate", "1/h"]);
-    eventually("the first is done", || total(&sandbox) == 2);
+    until("the first is done", || total(&sandbox) == 2);
     let done = slow.interrupt().exits(130);
     assert!(done.stdout.contains("1 of 3 dropped"), "{done:?}");
     assert!(done.stderr.contains("2 are left as they were"), "{done:?}");

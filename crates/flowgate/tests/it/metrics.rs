@@ -19,7 +19,7 @@ steps:
 /// The metrics that the seeds ask for.
 fn ids() -> impl Iterator<Item = String> {
     let first = (94..=105).map(|number| format!("C0-{number:03}"));
-    first.chain((39..=42).map(|number| format!("C1-{number:03}")))
+    first.chain((34..=42).map(|number| format!("C1-{number:03}")))
 }
 
 /// The series of each of them, from the guide's table: a name and the labels that matter.
@@ -56,7 +56,11 @@ fn every_metric_of_the_seeds_is_there_from_the_start_and_moves() {
     let before = scrape(&worker);
     for id in ids() {
         let named = series.get(&id).unwrap_or_else(|| panic!("the guide has no row for {id}"));
-        assert_eq!(value(&before, named), Some(0.0), "{id} {named:?} at the start");
+        let found = value(&before, named);
+        assert!(found.is_some(), "{id} {named:?} is not there at the start");
+        // It may lead by now.
+        let is_zero = id.starts_with("C1-03") && id != "C1-039" || found == Some(0.0);
+        assert!(is_zero, "{id} {named:?} is {found:?} at the start");
     }
     let start = |flow: &str| {
         place.flowgate(&sandbox, &["runs", "start", flow]).exits(0).stdout.trim().to_owned()
@@ -102,7 +106,9 @@ fn every_metric_of_the_seeds_is_there_from_the_start_and_moves() {
         let moved = value(&after, &series[&id]);
         match id.as_str() {
             // What is under way now, which is nothing, and what cannot happen.
-            "C0-098" | "C0-103" | "C1-039" | "C1-042" => assert_eq!(moved, Some(0.0), "{id}"),
+            "C0-098" | "C0-103" | "C1-037" | "C1-039" | "C1-042" => {
+                assert_eq!(moved, Some(0.0), "{id}");
+            }
             _ => assert!(moved.is_some_and(|moved| moved > 0.0), "{id} did not move: {after}"),
         }
     }

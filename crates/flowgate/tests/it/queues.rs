@@ -1,6 +1,6 @@
 //! `flowgate queues`, and starts that say when and how.
 
-use crate::sandbox::{Sandbox, eventually};
+use crate::sandbox::{Sandbox, until};
 
 const SLOW: &str =
     "flow: work\nsteps:\n  only: { run: { shell: 'echo done >> done' }, queue: slow }\n";
@@ -29,7 +29,7 @@ fn a_queue_is_paused_and_resumed_beside_the_process_that_owns_the_store() {
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(status(&sandbox, run.trim()), "running", "nobody takes it");
     sandbox.flowgate(&["queues", "resume", "slow"]).exits(0);
-    eventually("it completes", || status(&sandbox, run.trim()) == "completed");
+    until("it completes", || status(&sandbox, run.trim()) == "completed");
     assert_eq!(sandbox.lines_in("done"), 1);
     dev.interrupt().exits(130);
 }
@@ -93,17 +93,15 @@ fn a_job_that_waits_for_a_permit_says_whose_it_is() {
     let dev = sandbox.dev(&[]);
     let start = ["runs", "start", "work", "--input", r#"{"tenant": 7}"#];
     let first = sandbox.flowgate(&start).exits(0).stdout;
-    eventually("it runs", || {
-        sandbox.flowgate(&["why", first.trim()]).stdout.contains("is running")
-    });
+    until("it runs", || sandbox.flowgate(&["why", first.trim()]).stdout.contains("is running"));
     let second = sandbox.flowgate(&start).exits(0).stdout;
     let said = format!("1 may run at once; place 1 in line; in use by {}", first.trim());
-    eventually("it is parked", || {
+    until("it is parked", || {
         let why = sandbox.flowgate(&["why", second.trim()]).exits(0).stdout;
         why.contains("waits for a permit of input.tenant=7") && why.contains(&said)
     });
     sandbox.write("go", "");
-    eventually("both complete", || {
+    until("both complete", || {
         [&first, &second].iter().all(|run| status(&sandbox, run.trim()) == "completed")
     });
     dev.interrupt().exits(130);

@@ -337,6 +337,12 @@ pub(crate) fn eventually<T>(what: &str, mut fact: impl FnMut() -> Option<T>) -> 
     }
 }
 
+/// Waits until something holds of another process.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    eventually(what, || holds().then_some(()));
+}
+
 /// The text without ids, times, spans and the number of spaces between columns.
 pub(crate) fn redacted(text: &str) -> String {
     let mut lines = String::new();

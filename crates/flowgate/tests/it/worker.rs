@@ -323,7 +323,7 @@ fn a_worker_tells_its_figures_now_and_then() {
     assert_eq!((&line["message"], &line["level"]), (&json!("summary"), &json!("INFO")));
     assert_eq!((&line["active"], &line["completed"]), (&json!(0), &json!(1)));
     assert_eq!((&line["retried"], &line["queued"]), (&json!(1), &json!("0")));
-    assert_eq!(line["degradation"], "normal");
+    assert_eq!((&line["degradation"], &line["leadership"]), (&json!("normal"), &json!("leader")));
     assert!(line["store_ms"].as_str().unwrap().parse::<f64>().unwrap() >= 0.0);
     worker.terminate().exits(0);
 }

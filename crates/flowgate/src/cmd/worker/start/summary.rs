@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flowgate_engine::Engine;
+use flowgate_engine::{Engine, Leadership};
 
 use crate::logging::SUMMARY;
 
@@ -18,6 +18,11 @@ pub(super) async fn tell(engine: &Engine, interval: Option<Duration>) {
         let due = due(engine).await.map_or_else(|| "unknown".to_owned(), |due| due.to_string());
         let store_ms = stats.store_latency.map(|took| took.as_secs_f64() * 1000.0);
         let store_ms = store_ms.map_or_else(|| "no answer".to_owned(), |ms| format!("{ms:.1}"));
+        let leadership = match &*engine.leadership().borrow() {
+            Leadership::Never => "never",
+            Leadership::Standby => "standby",
+            Leadership::Leading(_) => "leader",
+        };
         let degradation = engine.degradation().borrow().as_str();
         tracing::info!(
             target: SUMMARY,
@@ -28,6 +33,7 @@ pub(super) async fn tell(engine: &Engine, interval: Option<Duration>) {
             retried = stats.retried,
             queued = %due,
             store_ms = %store_ms,
+            leadership,
             degradation,
             "summary"
         );
