@@ -21,8 +21,7 @@ use std::time::Duration;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits;
 use flowgate_core::schedule::{
-    CatchUp, Fate, LATE_AFTER, Occurrence, Overlap, Pending, Schedule, ScheduleRecord, Source,
-    ledger_key, plan,
+    Fate, Occurrence, Overlap, Pending, Schedule, ScheduleRecord, Source, ledger_key, plan,
 };
 use flowgate_core::time::Timestamp;
 use flowgate_store::StoreError;
@@ -45,10 +44,10 @@ use crate::supervisor::{Engine, StartRequest, WeakEngine};
 const RELOAD_MAX: Duration = Duration::from_secs(3);
 /// How often it is looked whether the run ended that an occurrence waits for.
 const QUEUED_POLL: Duration = Duration::from_millis(500);
-/// How often it is looked whether a strained instance may go on.
-const HELD_POLL: Duration = Duration::from_secs(1);
 /// Schedules that are worked on at a time, and runs of one that are started at a time.
 const AT_ONCE: usize = 32;
+/// What is this late is caught up; what is less late is only late.
+const CATCH_UP: Duration = Duration::from_secs(10);
 /// How often the record of a schedule is written again because somebody changed it.
 const TRIES_MAX: usize = 20;
 /// Bytes of an error in the ledger.
@@ -141,7 +140,7 @@ impl Scheduler {
         let began = clock::now();
         let now = self.instance.store.now().await?;
         let pause = self.instance.strain.pauses();
-        let is_due = |known: &&Known| known.is_due(now) && !known.is_held_back(pause, now);
+        let is_due = |known: &&Known| known.is_due(now) && !known.is_paused(pause, now);
         let due: Vec<Known> = known.values().filter(is_due).cloned().collect();
         let mut done = futures_util::stream::iter(due)
             .map(|known| async move {
@@ -167,7 +166,8 @@ impl Scheduler {
         if let Some(trouble) = trouble {
             return Err(trouble);
         }
-        let wake_at = known.values().filter_map(|known| known.wakes_at(pause, now)).min();
+        let active = known.values().filter(|known| !known.is_paused(pause, now));
+        let wake_at = active.filter_map(|known| known.wakes_at(now)).min();
         let wait = wake_at.map_or(RELOAD_MAX, |at| at.since(now).min(RELOAD_MAX));
         Ok(began + wait)
     }
@@ -445,30 +445,21 @@ impl Known {
         self.named.record.queued.is_some() || self.due_at.is_some_and(|at| at <= now)
     }
 
-    /// Whether it waits until the instance is less strained: then it is late, and its policy says
-    /// what becomes of that.
-    fn is_held_back(&self, pause: Pause, now: Timestamp) -> bool {
-        let is_late = self.due_at.is_some_and(|due_at| now.since(due_at) > LATE_AFTER);
-        let catches_up = self.schedule.as_ref().is_some_and(|schedule| match schedule.catch_up {
-            CatchUp::All(_) => true,
-            CatchUp::Skip | CatchUp::Latest => false,
-        });
-        // What is pending was promised.
-        let is_catching_up = is_late && catches_up && self.named.record.pending.is_empty();
+    /// Whether it is left for later, since this instance is strained. What was due meanwhile gets
+    /// its fate by the schedule's policy when the strain is over.
+    fn is_paused(&self, pause: Pause, now: Timestamp) -> bool {
         match pause {
             Pause::Nothing => false,
-            Pause::CatchUp => is_catching_up,
+            // What is pending was promised.
+            Pause::CatchUp if !self.named.record.pending.is_empty() => false,
+            Pause::CatchUp => self.due_at.is_some_and(|at| now.since(at) > CATCH_UP),
             Pause::Everything => true,
         }
     }
 
-    fn wakes_at(&self, pause: Pause, now: Timestamp) -> Option<Timestamp> {
+    fn wakes_at(&self, now: Timestamp) -> Option<Timestamp> {
         let polled = self.named.record.queued.map(|_| now.plus(QUEUED_POLL));
-        let wakes_at = self.due_at.into_iter().chain(polled).min();
-        if self.is_held_back(pause, now) {
-            return wakes_at.map(|at| at.max(now.plus(HELD_POLL)));
-        }
-        wakes_at
+        self.due_at.into_iter().chain(polled).min()
     }
 }
 

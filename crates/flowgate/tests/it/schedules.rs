@@ -110,21 +110,25 @@ fn schedules_are_seen_and_steered(place: &Where) {
     let leader = place.json(&sandbox, &["instances", "--leader"]);
     assert_eq!((&leader["leader"]["end"], &leader["flapping"]), (&"leads".into(), &false.into()));
     dev.interrupt().exits(130);
-    let leader = place.json(&sandbox, &["instances", "--leader"]);
+    what_is_asked_of_nobody_is_done_by_the_next(place, &sandbox);
+}
+
+fn what_is_asked_of_nobody_is_done_by_the_next(place: &Where, sandbox: &Sandbox) {
+    let leader = place.json(sandbox, &["instances", "--leader"]);
     assert_eq!(leader["leader"], Value::Null);
     assert_eq!(leader["terms"][0]["end"], "released");
     // With nobody there it is written down all the same.
-    let done = place.flowgate(&sandbox, &["schedules", "trigger", "tick/yearly"]).exits(0);
+    let done = place.flowgate(sandbox, &["schedules", "trigger", "tick/yearly"]).exits(0);
     assert!(done.stderr.contains("no instance leads now"), "{done:#?}");
-    let dev = place.dev(&sandbox);
+    let dev = place.dev(sandbox);
     eventually("what was asked for is started", || {
         let run_id = done.stdout.trim();
-        (place.flowgate(&sandbox, &["runs", "show", run_id]).code == Some(0)).then_some(())
+        (place.flowgate(sandbox, &["runs", "show", run_id]).code == Some(0)).then_some(())
     });
     // A file without schedules takes them away.
     sandbox.write("tick.yaml", "flow: tick\nsteps: { done: {} }\n");
     eventually("they are gone", || {
-        items(&place.json(&sandbox, &["schedules", "list"])).is_empty().then_some(())
+        items(&place.json(sandbox, &["schedules", "list"])).is_empty().then_some(())
     });
     dev.interrupt().exits(130);
 }
