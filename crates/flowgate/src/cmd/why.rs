@@ -64,15 +64,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
                 value
             })
             .collect();
-        let strained: Vec<_> = strained
-            .iter()
-            .map(|beat| {
-                json!({
-                    "instance": beat.instance, "degradation": beat.degradation,
-                    "strained_by": beat.strained_by,
-                })
-            })
-            .collect();
+        let strained: Vec<_> = strained.iter().map(value).collect();
         app.output.json(&json!({
             "run_id": run_id, "flow": run.flow, "status": run.status, "reasons": reasons,
             "strained": strained,
@@ -129,6 +121,13 @@ async fn strained(
         row.beat.degradation > Degradation::Normal && !stores::is_silent(row, now)
     };
     Ok(rows.into_iter().filter(is_strained).map(|row| row.beat).collect())
+}
+
+fn value(beat: &Beat) -> serde_json::Value {
+    json!({
+        "instance": beat.instance, "degradation": beat.degradation,
+        "strained_by": beat.strained_by,
+    })
 }
 
 fn in_words(beat: &Beat) -> String {
