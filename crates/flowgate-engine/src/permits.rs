@@ -216,7 +216,13 @@ pub(crate) async fn renew(instance: &Instance, attempts: &[Arc<Attempt>]) {
     });
     let asks: Vec<PermitAsk> = held.flatten().collect();
     for asks in asks.chunks(BATCH_MAX) {
-        match instance.store.take_permits(asks, instance.config.lease).await {
+        // A store that does not answer must not hold up the leases of jobs.
+        let call = instance.store.take_permits(asks, instance.config.lease);
+        let Ok(answer) = tokio::time::timeout(instance.config.lease / 10, call).await else {
+            instance.metrics.store_retries.increment(1);
+            return;
+        };
+        match answer {
             Ok(outcomes) => {
                 let lost = outcomes.iter().filter(|outcome| **outcome != PermitOutcome::Granted);
                 let lost = lost.count();
