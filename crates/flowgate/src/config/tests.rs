@@ -39,6 +39,7 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
             "store.allow_volatile=false default",
             "concurrency=3 flowgate.toml:1",
             "lease=9s flag --set",
+            "leader.lease=10s default",
             "shutdown_grace=10s default",
             "retention.events=1d flowgate.toml:4",
             "retention.runs=30d default",

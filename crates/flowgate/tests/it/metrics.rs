@@ -98,12 +98,18 @@ fn every_metric_of_the_seeds_is_there_from_the_start_and_moves() {
     place.flowgate(&sandbox, &["runs", "watch", &behind]).exits(0);
     // Another process ends the run under the attempt, which comes too late with what it emits.
     let run_id = held();
+    // A report that it runs would be late too, and end it before it emits anything.
+    eventually("the log says that it runs", || {
+        let events = place.flowgate(&sandbox, &["runs", "events", &run_id]).stdout;
+        events.contains("step.started").then_some(())
+    });
     place.flowgate(&sandbox, &["runs", "cancel", &run_id]).exits(0);
     sandbox.write("go", "");
-    eventually("the late report is counted", || {
-        let late = worker.metric("flowgate_reports_after_end_total", &[]);
-        late.filter(|late| *late > 0.0)
-    });
+    for late in ["flowgate_reports_after_end_total", "flowgate_emits_dropped_total"] {
+        eventually("what comes late is counted", || {
+            worker.metric(late, &[]).filter(|late| *late > 0.0)
+        });
+    }
     let failing = start("failing");
     place.flowgate(&sandbox, &["runs", "watch", &failing]).exits(1);
     let after = eventually("nothing is under way", || {
