@@ -18,6 +18,10 @@ const SHORT_FORMS: &[(&str, &[&str])] = &[
     ("scenario", &["fourth-instance", "--store", "postgres"]),
     ("scenario", &["rolling-restart", "--store", "redis"]),
     ("scenario", &["outage", "--store", "postgres", "--seconds", "8"]),
+    ("scenario", &["leader", "--store", "redis", "--faults", "4", "--seconds", "15"]),
+    ("scenario", &["leader", "--store", "postgres", "--faults", "4", "--seconds", "15"]),
+    ("scenario", &["subscriber", "--store", "redis", "--faults", "4"]),
+    ("scenario", &["subscriber", "--store", "postgres", "--faults", "4"]),
 ];
 
 #[derive(Debug, Args)]

@@ -8,6 +8,7 @@ mod chaos;
 mod crash;
 mod launch;
 mod output;
+mod packaging;
 mod services;
 mod signals;
 mod test;
@@ -41,6 +42,8 @@ enum Verb {
     Crash(crash::CrashArgs),
     /// Run instances on a private server under faults, and judge what is left
     Chaos(chaos::ChaosArgs),
+    /// Check that the files in `deploy` fit the binary and the schemas of their formats
+    Packaging(packaging::PackagingArgs),
     /// Run one situation that must hold: fourth-instance, rolling-restart, outage
     Scenario(chaos::ChaosArgs),
 }
@@ -61,6 +64,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Test(args) => test::run(&workspace, args),
         Verb::Services(args) => services::run(&workspace, args),
         Verb::Tidy(args) => tidy::run(&workspace, args),
+        Verb::Packaging(args) => packaging::run(&workspace, args),
         Verb::Bench(args) => bench::run(&workspace, args),
         Verb::Crash(args) => crash::run(&workspace, args),
         Verb::Chaos(args) => chaos::run(&workspace, "drive", args),

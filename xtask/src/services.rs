@@ -21,7 +21,7 @@ use flowgate_testbed::{Kind, Running, Tool, find};
 use crate::workspace::{Workspace, exit_code, run_to_end};
 use crate::{output, signals};
 
-pub(crate) use self::packages::install;
+pub(crate) use self::packages::{install, install_packages};
 
 /// Every program that a test calls and that is no server.
 const TOOLS: &[Tool] = &[

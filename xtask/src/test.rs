@@ -10,7 +10,7 @@ use flowgate_testbed::{Stopwatch, Variables};
 
 use crate::services;
 use crate::workspace::{Workspace, run_to_end};
-use crate::{bench, chaos, crash, launch, output, signals, tidy};
+use crate::{bench, chaos, crash, launch, output, packaging, signals, tidy};
 
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
@@ -31,6 +31,7 @@ enum Stage {
     Nextest,
     Doctests,
     Docs,
+    Packaging,
     Crash,
     Chaos,
     Bench,
@@ -52,6 +53,7 @@ impl Stage {
             Self::Nextest => "nextest",
             Self::Doctests => "doctests",
             Self::Docs => "docs",
+            Self::Packaging => "packaging",
             Self::Crash => "crash",
             Self::Chaos => "chaos",
             Self::Bench => "bench",
@@ -66,6 +68,7 @@ impl Stage {
             Self::Nextest => "the tests pass",
             Self::Doctests => "the examples in the documentation run",
             Self::Docs => "the documentation builds without a warning",
+            Self::Packaging => "the files in deploy fit the binary and the schemas",
             Self::Crash => "no run is lost when the process is killed (short form)",
             Self::Chaos => "instances under faults lose and double nothing (short form)",
             Self::Bench => "the benchmark runs (short form)",
@@ -159,6 +162,7 @@ fn run_stage(
             docs.env("RUSTDOCFLAGS", "-D warnings");
             docs
         }
+        Stage::Packaging => return packaging::stage(workspace).map(Some),
         Stage::Crash => return short_form(workspace, crash::VERB, crash::SHORT_FORM, variables),
         Stage::Chaos => return chaos::short_forms(workspace),
         Stage::Bench => return short_form(workspace, bench::VERB, bench::SHORT_FORM, variables),

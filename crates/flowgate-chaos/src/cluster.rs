@@ -28,6 +28,9 @@ pub(crate) struct Setup {
     pub(crate) url: String,
     pub(crate) sink: u16,
     pub(crate) lease: Duration,
+    pub(crate) leader_lease: Duration,
+    /// Whether instances have the projection of `tally`, and its lease.
+    pub(crate) subscriber_lease: Option<Duration>,
     pub(crate) slots: usize,
     pub(crate) plant: Option<Bug>,
     pub(crate) folder: PathBuf,
@@ -70,10 +73,14 @@ impl Instance {
             .args(["instance", "--store", url])
             .args(["--sink", &setup.sink.to_string()])
             .args(["--lease-ms", &setup.lease.as_millis().to_string()])
+            .args(["--leader-lease-ms", &setup.leader_lease.as_millis().to_string()])
             .args(["--slots", &setup.slots.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log);
+        if let Some(lease) = setup.subscriber_lease {
+            command.args(["--subscriber-lease-ms", &lease.as_millis().to_string()]);
+        }
         if let Some(bug) = setup.plant {
             let name = clap::ValueEnum::to_possible_value(&bug).expect("every bug has a name");
             command.args(["--plant", name.get_name()]);
@@ -236,6 +243,9 @@ pub(crate) struct Plan {
     pub(crate) kind: server::Kind,
     pub(crate) instances: usize,
     pub(crate) lease: Duration,
+    pub(crate) leader_lease: Duration,
+    /// Whether instances have the projection of `tally`, and its lease.
+    pub(crate) subscriber_lease: Option<Duration>,
     pub(crate) slots: usize,
     pub(crate) plant: Option<Bug>,
 }
@@ -249,6 +259,8 @@ impl Cluster {
             url: server.url(),
             sink: sink.port,
             lease: plan.lease,
+            leader_lease: plan.leader_lease,
+            subscriber_lease: plan.subscriber_lease,
             slots: plan.slots,
             plant: plan.plant,
             folder: folder.to_owned(),

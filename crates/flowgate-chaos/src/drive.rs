@@ -110,6 +110,8 @@ impl<'a> Drive<'a> {
             kind: args.store,
             instances: usize::from(args.instances),
             lease: LEASE,
+            leader_lease: LEASE,
+            subscriber_lease: None,
             slots: SLOTS,
             plant: args.plant,
         };

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::Context;
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
-use flowgate_engine::{Engine, EngineConfig, Health, StartRequest, instance_id};
+use flowgate_engine::subscriber::SubscribeOptions;
+use flowgate_engine::{Engine, EngineConfig, Health, SchedulerConfig, StartRequest, instance_id};
 use flowgate_store::{Queues, Store};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -18,7 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::plant::{Bug, Planted};
 use crate::sink::SinkClient;
-use crate::{flows, server};
+use crate::{flows, server, tally};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -28,6 +29,10 @@ pub(crate) struct Args {
     sink: u16,
     #[arg(long)]
     lease_ms: u64,
+    #[arg(long)]
+    leader_lease_ms: u64,
+    #[arg(long)]
+    subscriber_lease_ms: Option<u64>,
     #[arg(long, default_value_t = 32)]
     slots: usize,
     #[arg(long, value_enum)]
@@ -102,6 +107,7 @@ async fn work(args: &Args) -> anyhow::Result<()> {
         reconcile_interval: Duration::from_hours(24),
         // Long steps do not fit into it, so some are handed back.
         shutdown_grace: Duration::from_millis(500),
+        schedules: Some(SchedulerConfig::with_lease(Duration::from_millis(args.leader_lease_ms))),
         ..EngineConfig::new(instance_id())
     };
     let name = config.instance.0.to_string();
@@ -126,6 +132,11 @@ async fn work(args: &Args) -> anyhow::Result<()> {
             tracing::warn!(%error, "a flow cannot be registered");
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
+    }
+    if let Some(lease) = args.subscriber_lease_ms {
+        let lease = Duration::from_millis(lease);
+        let options = SubscribeOptions { lease, ..SubscribeOptions::coordinated() };
+        engine.subscribe(tally::ID, tally::projection(), options).await?;
     }
     say(&Say::Up { instance: name })?;
     let tasks = TaskTracker::new();

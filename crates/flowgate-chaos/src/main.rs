@@ -28,6 +28,7 @@ mod report;
 mod scenario;
 mod server;
 mod sink;
+mod tally;
 
 use std::process::ExitCode;
 

@@ -16,6 +16,8 @@ use flowgate_store::{
 };
 use parking_lot::Mutex;
 
+mod control;
+
 /// A promise that is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bug {

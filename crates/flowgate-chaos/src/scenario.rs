@@ -20,6 +20,9 @@ use crate::judge::{self, Verdict};
 use crate::ledger::Ledger;
 use crate::{flows, report, server, sink};
 
+mod leader;
+mod subscriber;
+
 /// How long a lease lasts here; longer than any pause that an idle machine makes.
 const LEASE: Duration = Duration::from_secs(5);
 /// How soon an instance must say that it cannot work.
@@ -37,12 +40,15 @@ pub(crate) struct Args {
     /// The kind of server
     #[arg(long, value_enum)]
     store: server::Kind,
-    /// How long the store is away, in seconds
+    /// How long the store is away, or schedules are due at least, in seconds
     #[arg(long, default_value_t = 30)]
     seconds: u64,
     /// Runs to start
     #[arg(long, default_value_t = 100)]
     runs: usize,
+    /// How often whoever leads, or is active, is killed, paused or cut off
+    #[arg(long, default_value_t = 20)]
+    faults: usize,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -56,6 +62,12 @@ enum Name {
     RollingRestart,
     /// The store stands still in mid-run and comes back: unready, and nothing is lost
     Outage,
+    /// Whoever leads is killed, paused and cut off while schedules are due every second: each
+    /// occurrence has one run or another fate
+    Leader,
+    /// Whoever has a projection is killed, paused and cut off: another goes on in time, and the
+    /// projection is the fold of the feed
+    Subscriber,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -75,10 +87,24 @@ struct Outcome {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.name == Name::Leader {
+        return leader::run(args);
+    }
+    if args.name == Name::Subscriber {
+        return subscriber::run(args);
+    }
     let folder = tempfile::Builder::new().prefix("flowgate-scenario-").tempdir();
     let folder = folder.context("making a folder")?;
     let runtime = tokio::runtime::Runtime::new().context("starting the runtime")?;
-    let plan = Plan { kind: args.store, instances: 3, lease: LEASE, slots: 32, plant: None };
+    let plan = Plan {
+        kind: args.store,
+        instances: 3,
+        lease: LEASE,
+        leader_lease: LEASE,
+        subscriber_lease: None,
+        slots: 32,
+        plant: None,
+    };
     let mut cluster = Cluster::start(&plan, folder.path())?;
     let load = Load::default();
     let mut outcome = Outcome {
@@ -94,6 +120,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         Name::RollingRestart => rolling_restart(&cluster, &load, args.runs)?,
         Name::Outage => outage(&cluster, &load, args, &mut outcome)?,
+        Name::Leader | Name::Subscriber => unreachable!("it has a way of its own"),
     }
     let store = runtime.block_on(server::open(&cluster.setup.url))?;
     let open = runtime.block_on(wait_until_ended(&*store, END_WAIT_MAX))?;

@@ -169,6 +169,7 @@ impl<'a> Checker<'a> {
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }
+            | Event::StepParked { .. }
             | Event::AttemptFailed { .. }
             | Event::StepSkipped { .. }
             | Event::StepCancelled { .. }
@@ -192,8 +193,8 @@ impl<'a> Checker<'a> {
         if grows && lease.attempt != step.attempt + 1 {
             wrong = Some((3, "the attempt has not the number after the one before it"));
         }
-        // An attempt that was handed back does not count.
-        let counts = !matches!(event, Event::StepReleased { .. });
+        // An attempt that was handed back, or got no permit, does not count.
+        let counts = !matches!(event, Event::StepReleased { .. } | Event::StepParked { .. });
         step.attempt = if counts { lease.attempt } else { lease.attempt.saturating_sub(1) };
         match event {
             Event::StepStarted { .. } => {
@@ -204,7 +205,7 @@ impl<'a> Checker<'a> {
                     wrong = Some((3, "an attempt began while another one was running"));
                 }
             }
-            Event::StepLost { .. } | Event::StepReleased { .. } => {
+            Event::StepLost { .. } | Event::StepReleased { .. } | Event::StepParked { .. } => {
                 step.lease = None;
                 step.lost += u32::from(matches!(event, Event::StepLost { .. }));
                 if acting.is_some_and(|acting| acting != lease.token) || !grows && acting.is_none()

@@ -76,10 +76,19 @@ pub struct Job {
     pub kind: JobKind,
     /// The queue that it waits in.
     pub queue: Arc<str>,
+    /// How far ahead it is of jobs that became due when it did, from 0 to
+    /// [`PRIORITY_MAX`](crate::limits::PRIORITY_MAX). It counts where the job is due at once.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub priority: u8,
     /// Attempts so far; a claim makes it one more.
     pub attempt: u32,
     /// The numbers of the events whose payloads it needs.
     pub inputs: Vec<u64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(priority: &u8) -> bool {
+    *priority == 0
 }
 
 /// What is to be done when a job is due.

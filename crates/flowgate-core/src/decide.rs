@@ -52,6 +52,17 @@ pub enum Report {
     },
     /// An attempt was given up by its instance, on shutdown.
     AttemptReleased(Attempt),
+    /// An attempt did not begin: its job waits for a permit of a limit.
+    AttemptParked {
+        /// The attempt.
+        attempt: Attempt,
+        /// The key of the limit.
+        limit: Arc<str>,
+        /// Why it must wait, in words.
+        reason: Arc<str>,
+        /// When the job asks again, unless it is woken.
+        due: Due,
+    },
     /// The timer of a wait is due.
     TimerDue(Attempt),
     /// Somebody sent a signal.
@@ -125,6 +136,10 @@ pub struct Start {
     pub key: Option<Arc<str>>,
     /// Its tags.
     pub tags: std::collections::BTreeMap<Arc<str>, Arc<str>>,
+    /// The priority of its jobs, whatever their steps say.
+    pub priority: Option<u8>,
+    /// When its entry step is due. It has to be one that runs, unless that is now.
+    pub due: Due,
 }
 
 /// Why nothing can be decided: the run is past it, or it makes no sense for this flow.
@@ -170,9 +185,10 @@ pub fn start(flow: &Flow, start: &Start, commit_id: CommitId) -> Commit {
         key: start.key.clone(),
         tags: start.tags.clone(),
         retry_of: None,
+        priority: start.priority,
     };
     let mut draft = Draft::begin(flow, start.run_id, started);
-    draft.open_step(flow.entry, vec![1]);
+    draft.open_step(flow.entry, vec![1], start.due);
     draft.finish(commit_id, vec![Guard::RunAbsent])
 }
 
@@ -206,6 +222,9 @@ pub fn decide(
         }
         Report::AttemptReleased(attempt) => {
             guards.push(draft.release(attempt)?);
+        }
+        Report::AttemptParked { attempt, limit, reason, due } => {
+            guards.push(draft.park(attempt, limit, reason, *due)?);
         }
         Report::TimerDue(attempt) => {
             guards.push(draft.enter_wait(attempt)?);
@@ -293,8 +312,30 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// The job goes back to its queue, and the attempt does not count.
     fn release(&mut self, attempt: &Attempt) -> Result<Guard, Rejection> {
+        let (step, lease) = (self.name(attempt.job_id.step), attempt.stamp.clone());
+        self.hand_back(attempt, Event::StepReleased { step, lease }, Due::Now)
+    }
+
+    fn park(
+        &mut self,
+        attempt: &Attempt,
+        limit: &Arc<str>,
+        reason: &Arc<str>,
+        due: Due,
+    ) -> Result<Guard, Rejection> {
+        let state = self.run.step(attempt.job_id.step).state;
+        // A wait needs no permit.
+        if state == StepState::Waiting {
+            return Err(Rejection::StepNotOpen(state));
+        }
+        let (step, lease) = (self.name(attempt.job_id.step), attempt.stamp.clone());
+        let (limit, reason) = (Arc::clone(limit), Arc::clone(reason));
+        self.hand_back(attempt, Event::StepParked { step, lease, limit, reason }, due)
+    }
+
+    /// The job goes back to its queue, and the attempt does not count.
+    fn hand_back(&mut self, attempt: &Attempt, event: Event, due: Due) -> Result<Guard, Rejection> {
         let index = attempt.job_id.step;
         let state = self.run.step(index).state;
         if !state.is_open() {
@@ -303,10 +344,9 @@ impl<'a> Draft<'a> {
         if !attempt.logged {
             self.log_lost(attempt);
         }
-        let (step, lease) = (self.name(index), attempt.stamp.clone());
-        self.push(Event::StepReleased { step, lease });
+        self.push(event);
         let attempts_before = attempt.stamp.attempt.saturating_sub(1);
-        self.postpone(index, attempts_before, Due::Now);
+        self.postpone(index, attempts_before, due);
         Ok(Guard::LeaseHeld { job_id: attempt.job_id, token: attempt.stamp.token })
     }
 
@@ -398,7 +438,7 @@ impl<'a> Draft<'a> {
         let flow = self.flow;
         for &index in &flow.slot(slot).subscribers {
             if let Some(inputs) = self.inputs_if_ready(index) {
-                self.open_step(index, inputs);
+                self.open_step(index, inputs, Due::Now);
             }
         }
     }
@@ -427,8 +467,8 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// A step's time has come.
-    fn open_step(&mut self, index: StepIndex, inputs: Vec<u64>) {
+    /// A step's time has come; one that runs is due then.
+    fn open_step(&mut self, index: StepIndex, inputs: Vec<u64>, due: Due) {
         let flow = self.flow;
         let step = self.name(index);
         match &flow.step(index).action {
@@ -442,7 +482,7 @@ impl<'a> Draft<'a> {
             }
             Action::Process(_) | Action::Shell(_) | Action::Http(_) | Action::Worker(_) => {
                 self.push(Event::StepQueued { step, inputs: inputs.clone() });
-                self.add(index, JobKind::Execute, inputs, Due::Now);
+                self.add(index, JobKind::Execute, inputs, due);
             }
         }
     }
@@ -470,8 +510,10 @@ impl<'a> Draft<'a> {
     }
 
     fn add(&mut self, step: StepIndex, kind: JobKind, inputs: Vec<u64>, due: Due) {
-        let queue = Arc::clone(&self.flow.step(step).queue);
-        let job = Job { job_id: self.job_id(step), kind, queue, attempt: 0, inputs };
+        let flow_step = self.flow.step(step);
+        let queue = Arc::clone(&flow_step.queue);
+        let priority = self.run.priority.unwrap_or(flow_step.priority);
+        let job = Job { job_id: self.job_id(step), kind, queue, priority, attempt: 0, inputs };
         self.jobs.push(JobChange::Add { job, due });
     }
 

@@ -70,6 +70,18 @@ pub enum Event {
         /// The lease that ended.
         lease: LeaseStamp,
     },
+    /// A job waits for a permit of a limit, and its attempt does not count.
+    #[serde(rename = "step.parked")]
+    StepParked {
+        /// The step.
+        step: Arc<str>,
+        /// The lease that ended.
+        lease: LeaseStamp,
+        /// The key of the limit.
+        limit: Arc<str>,
+        /// Why it must wait, in words.
+        reason: Arc<str>,
+    },
     /// A step emitted an event for the first time in this run.
     #[serde(rename = "event.emitted")]
     EventEmitted {
@@ -213,6 +225,9 @@ pub struct RunStarted {
     /// The run that this one tries again, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_of: Option<RunId>,
+    /// The priority of its jobs, whatever their steps say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
 }
 
 /// Which lease an event was written under.
@@ -276,6 +291,7 @@ impl Event {
             Self::StepStarted { .. } => "step.started",
             Self::StepLost { .. } => "step.lost",
             Self::StepReleased { .. } => "step.released",
+            Self::StepParked { .. } => "step.parked",
             Self::EventEmitted { .. } => "event.emitted",
             Self::EventRepeated { .. } => "event.repeated",
             Self::StateSet { .. } => "state.set",
@@ -301,6 +317,7 @@ impl Event {
             | Self::StepStarted { step, .. }
             | Self::StepLost { step, .. }
             | Self::StepReleased { step, .. }
+            | Self::StepParked { step, .. }
             | Self::EventEmitted { step, .. }
             | Self::EventRepeated { step, .. }
             | Self::StateSet { step, .. }
@@ -326,6 +343,7 @@ impl Event {
             Self::StepStarted { lease, .. }
             | Self::StepLost { lease, .. }
             | Self::StepReleased { lease, .. }
+            | Self::StepParked { lease, .. }
             | Self::AttemptFailed { lease, .. } => Some(lease),
             Self::StepSucceeded { lease, .. } | Self::StepFailed { lease, .. } => lease.as_ref(),
             Self::RunStarted(_)
@@ -361,6 +379,7 @@ impl Event {
             | Self::StepStarted { .. }
             | Self::StepLost { .. }
             | Self::StepReleased { .. }
+            | Self::StepParked { .. }
             | Self::EventRepeated { .. }
             | Self::AttemptFailed { .. }
             | Self::StepSucceeded { .. }
@@ -392,6 +411,7 @@ impl Event {
             | Self::StepStarted { .. }
             | Self::StepLost { .. }
             | Self::StepReleased { .. }
+            | Self::StepParked { .. }
             | Self::StepSkipped { .. }
             | Self::StepCancelled { .. }
             | Self::StepCarried { .. }

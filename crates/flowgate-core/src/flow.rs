@@ -15,15 +15,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
+use crate::schedule::ScheduleFile;
 
 mod build;
 mod compile;
 mod diff;
 pub mod graph;
 mod input;
+mod limit;
 mod locate;
 mod nearest;
-mod notation;
+pub(crate) mod notation;
 mod parse;
 mod schema;
 mod validate;
@@ -31,6 +33,10 @@ mod validate;
 pub use build::{FlowBuilder, StepBuilder};
 pub use diff::{Change, FieldChange, diff};
 pub use input::{InputProblem, Violation};
+pub use limit::{
+    Amount, ConcurrencyFile, KeyPath, KeyPathError, LimitName, RateFile, SingletonFile, StepLimit,
+    queue_concurrency_key, queue_rate_key,
+};
 pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
@@ -56,9 +62,20 @@ pub struct FlowFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub input: Option<serde_json::Value>,
+    /// One open run at a time, of the flow or for each value of a key: a start while it is open
+    /// gives that run.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub singleton: Option<SingletonFile>,
     /// The steps by name. The one without `subscribes` is the entry.
     #[schemars(with = "BTreeMap<String, StepFile>")]
     pub steps: IndexMap<String, StepFile>,
+    /// When runs start by themselves, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub schedules: BTreeMap<String, ScheduleFile>,
 }
 
 /// A step as it is written.
@@ -124,6 +141,27 @@ pub struct StepFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub queue: Option<String>,
+    /// How far ahead the step's jobs are of others that became due when they did, from 0 to 9.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub priority: Option<u8>,
+    /// How many of the step's jobs may run at the same time.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub concurrency: Option<ConcurrencyFile>,
+    /// How many of the step's jobs may begin in each span of time.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub rate: Option<RateFile>,
 }
 
 /// What a step subscribes to.
@@ -325,9 +363,20 @@ pub struct Flow {
     pub entry: StepIndex,
     /// Everything that a step can subscribe to, or emit.
     pub slots: Vec<Slot>,
+    /// What has one open run at a time, if anything does.
+    pub singleton: Option<Singleton>,
     input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
+}
+
+/// What has one open run at a time.
+#[derive(Clone, Debug)]
+pub enum Singleton {
+    /// The flow.
+    Flow,
+    /// Each value that the input has there.
+    Value(KeyPath),
 }
 
 /// A step of a valid flow.
@@ -351,6 +400,10 @@ pub struct Step {
     pub timeout: Option<Duration>,
     /// The queue of its jobs.
     pub queue: Arc<str>,
+    /// The priority of its jobs, unless their run has one.
+    pub priority: u8,
+    /// What its jobs need a permit of before they run, in the order in which they ask.
+    pub limits: Vec<StepLimit>,
 }
 
 /// What a step starts on.

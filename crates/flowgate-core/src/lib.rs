@@ -15,5 +15,6 @@ pub mod limits;
 pub mod payload;
 pub mod retry;
 pub mod run;
+pub mod schedule;
 pub mod time;
 pub mod view;

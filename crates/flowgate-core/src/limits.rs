@@ -51,3 +51,19 @@ pub const COMMIT_BATCH_MAX: usize = 512;
 pub const CLAIM_BATCH_MAX: usize = 512;
 /// Rows in one page of a listing.
 pub const PAGE_MAX: usize = 1_000;
+/// The highest priority of a job.
+pub const PRIORITY_MAX: u8 = 9;
+/// The most that a limit of jobs at once, or in a span, may be.
+pub const LIMIT_MAX: u32 = 1_000_000;
+/// Schedules of a flow file.
+pub const SCHEDULES_MAX: usize = 100;
+/// Bytes of a schedule's name, with that of its flow.
+pub const SCHEDULE_NAME_BYTES_MAX: usize = 1_000;
+/// Bytes of a cron expression.
+pub const CRON_BYTES_MAX: usize = 256;
+/// The shortest interval of a schedule.
+pub const INTERVAL_MIN: Duration = Duration::from_secs(1);
+/// The longest window in which a schedule catches up.
+pub const CATCH_UP_WINDOW_MAX: Duration = Duration::from_hours(31 * 24);
+/// Occurrences of a schedule that are decided in one go, or wait to be started.
+pub const OCCURRENCES_MAX: usize = 500;

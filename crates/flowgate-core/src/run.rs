@@ -48,6 +48,9 @@ pub struct Run {
     /// The run that it tries again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_of: Option<RunId>,
+    /// The priority of its jobs, whatever their steps say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u8>,
     /// Steps that are queued, running or waiting.
     pub open: u32,
     /// Steps that are waiting.
@@ -225,6 +228,7 @@ impl Run {
             key: started.key.clone(),
             tags: started.tags.clone(),
             retry_of: started.retry_of,
+            priority: started.priority,
             open: 0,
             waiting: 0,
         }
@@ -276,6 +280,7 @@ impl Run {
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }
+            | Event::StepParked { .. }
             | Event::EventEmitted { .. }
             | Event::EventRepeated { .. }
             | Event::StateSet { .. }
@@ -305,7 +310,7 @@ impl Run {
                 self.steps[index.at()].lost += 1;
                 self.reopen(index);
             }
-            Event::StepReleased { .. } => self.reopen(index),
+            Event::StepReleased { .. } | Event::StepParked { .. } => self.reopen(index),
             Event::EventEmitted { event, .. } => self.fill(flow.slot_index(event), seq),
             Event::StateSet { key, .. } => {
                 self.state.insert(Arc::clone(key), seq);

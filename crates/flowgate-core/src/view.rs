@@ -12,15 +12,17 @@ use serde::Serialize;
 use crate::commit::JobKind;
 use crate::event::{Event, StepError, StoredEvent};
 use crate::flow::{Action, Flow, Needs, Wait};
-use crate::ids::{InstanceId, SlotIndex, StepIndex};
+use crate::ids::{InstanceId, JobId, SlotIndex, StepIndex};
 use crate::payload::Payload;
 use crate::run::{Run, RunStatus, StepState};
 use crate::time::Timestamp;
 
+mod gist;
 mod reason;
 #[cfg(test)]
 mod tests;
 
+pub use gist::gist;
 pub use reason::{Cause, Missing, MissingEvent, Reason};
 
 /// What is known about a run, from whichever process asks.
@@ -34,6 +36,32 @@ pub struct Standing<'a> {
     pub events: &'a [StoredEvent],
     /// Who executes the jobs of its store.
     pub executor: &'a Executor,
+    /// Who uses the limits of [`parked_limits`], as far as that is known.
+    pub limits: &'a [LimitUse],
+}
+
+/// Who uses a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitUse {
+    /// The limit's key.
+    pub limit: Arc<str>,
+    /// The jobs that hold a permit.
+    pub holders: Vec<JobId>,
+    /// How many jobs wait for one.
+    pub in_line: u64,
+}
+
+/// The limits that steps of this log may be waiting for.
+pub fn parked_limits(events: &[StoredEvent]) -> Vec<Arc<str>> {
+    let mut limits: Vec<Arc<str>> = Vec::new();
+    for stored in events {
+        if let Event::StepParked { limit, .. } = &stored.event
+            && !limits.contains(limit)
+        {
+            limits.push(Arc::clone(limit));
+        }
+    }
+    limits
 }
 
 /// An open job, as far as the answer needs it.
@@ -130,6 +158,7 @@ impl StepView {
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }
+            | Event::StepParked { .. }
             | Event::EventEmitted { .. }
             | Event::EventRepeated { .. }
             | Event::StateSet { .. }
@@ -236,6 +265,10 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     if let Some((instance, expires_at)) = &job.lease {
         return leased(&step.name, standing, (job, instance.clone(), *expires_at), now);
     }
+    let is_later = job.due_at > now;
+    if is_later && let Some(cause) = parked(standing, &step.name) {
+        return cause;
+    }
     if record.failures > 0 {
         let message = last_error(standing.events, &step.name).map(|error| error.message);
         return Cause::Retrying {
@@ -246,7 +279,24 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
             message,
         };
     }
+    if is_later {
+        return Cause::Delayed { due_at: job.due_at };
+    }
     Cause::Queued { queue: Arc::clone(&step.queue), since: job.due_at }
+}
+
+/// What the step waits for if the last that happened to it is that it was parked.
+fn parked(standing: &Standing<'_>, step: &str) -> Option<Cause> {
+    let last = events_of(standing.events, step).next_back()?;
+    let Event::StepParked { limit, reason, .. } = &last.event else { return None };
+    let used = standing.limits.iter().find(|used| used.limit == *limit);
+    Some(Cause::Parked {
+        limit: Arc::clone(limit),
+        reason: Arc::clone(reason),
+        since: last.at,
+        holders: used.map(|used| used.holders.iter().map(|job| job.run_id).collect()),
+        in_line: used.map(|used| used.in_line),
+    })
 }
 
 /// What a lease means. Who owns the store says more about it than its end: an owner renews the

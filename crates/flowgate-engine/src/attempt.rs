@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use flowgate_core::commit::Claimed;
@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::flows::LoadedFlow;
 use crate::instance::Instance;
+use crate::permits::Granted;
 use crate::text::fit;
 
 /// Why an attempt must stop before its own end.
@@ -85,6 +86,8 @@ pub(crate) struct Attempt {
     /// What its commit will hold; none once that is fixed.
     output: Mutex<Option<Output>>,
     lines_dropped: AtomicU64,
+    /// What it was granted before it began, if its step or queue is limited.
+    granted: OnceLock<Granted>,
 }
 
 impl Attempt {
@@ -107,6 +110,7 @@ impl Attempt {
             held_us: AtomicU64::new(0),
             output: Mutex::new(Some(Output::default())),
             lines_dropped: AtomicU64::new(0),
+            granted: OnceLock::new(),
         })
     }
 
@@ -223,6 +227,28 @@ impl Attempt {
         self.logged.store(true, Ordering::Release);
     }
 
+    /// Keeps it from being shown as running while it waits for its permits.
+    pub(crate) fn hold_back_started(&self) {
+        self.started_reported.store(true, Ordering::Release);
+    }
+
+    /// It has its permits, and its work begins.
+    pub(crate) fn grant(&self, granted: Granted) {
+        let is_first = self.granted.set(granted).is_ok();
+        assert!(is_first, "an attempt is granted its permits once");
+        self.started_reported.store(false, Ordering::Release);
+    }
+
+    /// What it was granted, if it needed permits.
+    pub(crate) fn granted(&self) -> Option<&Granted> {
+        self.granted.get()
+    }
+
+    /// When its work began, or could have.
+    pub(crate) fn work_began(&self) -> Instant {
+        self.granted.get().map_or(self.began, |granted| granted.at)
+    }
+
     /// Reports that it runs, once, unless it is over.
     pub(crate) fn report_started(self: &Arc<Self>) {
         if !self.is_over() && !self.started_reported.swap(true, Ordering::AcqRel) {
@@ -313,7 +339,7 @@ impl Attempt {
             }
         };
         let started = async {
-            tokio::time::sleep_until(self.began + config.started_after).await;
+            tokio::time::sleep_until(self.work_began() + config.started_after).await;
             self.report_started();
             std::future::pending::<()>().await;
         };
@@ -350,7 +376,7 @@ impl Attempt {
             return;
         }
         self.log_dropped();
-        let elapsed = clock::now().saturating_duration_since(self.began);
+        let elapsed = clock::now().saturating_duration_since(self.work_began());
         let instance = Arc::clone(&self.instance);
         match ending {
             Ending::Outcome(outcome) => {
@@ -362,8 +388,11 @@ impl Attempt {
                 let report = Report::AttemptReleased(self.for_rules());
                 instance.inbox.report_quietly(self, report);
             }
-            Ending::Stopped(Stop::Cancelled | Stop::LeaseLost) => {
+            Ending::Stopped(stop @ (Stop::Cancelled | Stop::LeaseLost)) => {
                 instance.forget(self.lease());
+                if stop == Stop::Cancelled {
+                    instance.permits.give_back(&self);
+                }
             }
         }
         instance.slots.free(1);

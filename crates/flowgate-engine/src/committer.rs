@@ -44,6 +44,7 @@ use crate::id_map::RunSet;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
 use crate::instance::Instance;
+use crate::metrics::Emits;
 
 mod decide;
 mod settle;
@@ -106,6 +107,18 @@ enum SentOrigin {
     Start(Box<NewRun>),
     /// Reports of one run, joined.
     Reports(RunId, Vec<Item>),
+}
+
+impl Sent {
+    /// Whether it stores events that attempts emitted.
+    fn has_emits(&self) -> bool {
+        match &self.origin {
+            SentOrigin::Start(_) => false,
+            SentOrigin::Reports(_, items) => {
+                items.iter().any(|item| Emits::count(&item.report) > 0)
+            }
+        }
+    }
 }
 
 impl Committer {
@@ -206,6 +219,7 @@ impl Committer {
                     }
                 }
                 Inbound::Report(mut item) => {
+                    instance.metrics.emits.reported(Emits::count(&item.report));
                     let run_id = item.run_id;
                     let seed = item.seed.take();
                     let entry = match (runs.get_mut(&run_id), seed) {
@@ -215,6 +229,9 @@ impl Committer {
                         }
                         // The attempt was dropped before its report came.
                         (None, None) => {
+                            if let Some(attempt) = &item.attempt {
+                                settle::give_back_if_cancelled(attempt);
+                            }
                             settle::refuse(item, CommitError::LeaseLost);
                             continue;
                         }
@@ -319,6 +336,9 @@ impl Committer {
             let waited = began.saturating_duration_since(since);
             instance.metrics.commit_wait_seconds.record(waited);
             instance.metrics.orchestration_seconds.record(waited + took);
+            if sent.iter().any(Sent::has_emits) {
+                instance.metrics.emits.wait_seconds.record(waited + took);
+            }
         }
         if took > COMMIT_LONG {
             let (instance, commits) = (&instance.config.instance, sent.len());
@@ -331,6 +351,7 @@ impl Committer {
         }
         let used = self.handed_off.len();
         instance.slots.free(slots - used);
+        instance.permits.hold_back(&mut self.handed_off);
         instance.ready.push(&mut self.handed_off, self.pollers);
         for (reply, run) in self.replies.drain(..) {
             settle::answer(reply, Ok(run));
@@ -376,7 +397,11 @@ async fn send(
     let claimant = (slots > 0).then(|| instance.claimant(slots));
     let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
     loop {
-        match instance.store.commit(commits, claimant.as_ref()).await {
+        let asked = clock::now();
+        let answer = instance.store.commit(commits, claimant.as_ref()).await;
+        let is_answered = answer.as_ref().map_or_else(|error| !error.is_transient(), |_| true);
+        instance.strain.answers.note(asked, clock::now(), is_answered);
+        match answer {
             Ok(outcomes) => {
                 instance.health.answered(Source::Commits);
                 return Ok(outcomes);

@@ -8,6 +8,8 @@ use flowgate_core::ids::InstanceId;
 use flowgate_core::limits;
 use flowgate_store::{Queues, Retention};
 
+use crate::degradation::DegradationConfig;
+
 /// Attempts that an instance executes at a time, unless it is told otherwise.
 pub const SLOTS_DEFAULT: usize = 256;
 /// The most slots that an instance may have.
@@ -15,11 +17,18 @@ pub const SLOTS_MAX: usize = 100_000;
 /// The shortest lease: a renewal must fit into it three times.
 pub const LEASE_MIN: Duration = Duration::from_millis(30);
 
+/// The shortest lease of a leader: a call to the store must fit into it four times.
+pub const LEADER_LEASE_MIN: Duration = Duration::from_millis(500);
+
 /// How an instance works.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Its name.
     pub instance: InstanceId,
+    /// What it is for, in a word that is listed with it.
+    pub role: Option<Arc<str>>,
+    /// A label by which those who run it find it again.
+    pub pool: Option<Arc<str>>,
     /// The queues that it serves. One that serves none is a client: it starts and steers runs, and
     /// neither executes anything, nor looks after what others left, nor counts as an instance.
     pub queues: Queues,
@@ -44,6 +53,11 @@ pub struct EngineConfig {
     pub beat_interval: Duration,
     /// Where renewals and beats run.
     pub renewals: Renewals,
+    /// How it leads when its turn comes, and fires schedules; without it, it never does. A client
+    /// never does either.
+    pub schedules: Option<SchedulerConfig>,
+    /// From where on it is strained.
+    pub degradation: DegradationConfig,
     /// For steps that start a program.
     pub process: ProcessConfig,
     /// For steps that send a request.
@@ -57,6 +71,51 @@ pub enum Renewals {
     OwnThread,
     /// On the caller's runtime, whose time a test can pause.
     OnRuntime,
+}
+
+/// How an instance leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// How long a term lasts unless it is renewed.
+    pub lease: Duration,
+    /// How often it is renewed; less than half of the lease, so that one renewal may fail.
+    pub renew: Duration,
+    /// How long the ledger of occurrences is kept.
+    pub ledger_keep: Duration,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self::with_lease(Duration::from_secs(10))
+    }
+}
+
+impl SchedulerConfig {
+    /// The defaults for a lease of this length: it is renewed at a third.
+    pub fn with_lease(lease: Duration) -> Self {
+        Self { lease, renew: lease / 3, ledger_keep: Duration::from_hours(30 * 24) }
+    }
+
+    /// How long one call to the store may take.
+    pub(crate) fn call_max(&self) -> Duration {
+        self.lease / 4
+    }
+
+    /// How long after it was asked for a term is acted in.
+    pub(crate) fn usable(&self) -> Duration {
+        self.lease / 10 * 9
+    }
+
+    fn validate(&self) -> Result<(), ConfigError> {
+        if self.lease < LEADER_LEASE_MIN {
+            return Err(ConfigError::LeaderLeaseTooShort(self.lease));
+        }
+        if self.renew.is_zero() || self.renew * 2 >= self.lease {
+            let (renew, lease) = (self.renew, self.lease);
+            return Err(ConfigError::LeaderRenewal { renew, lease });
+        }
+        Ok(())
+    }
 }
 
 /// Limits of steps that start a program.
@@ -95,9 +154,25 @@ pub enum ConfigError {
     /// A span that must be longer than zero is not.
     #[error("{0} is zero; it must be longer")]
     Zero(&'static str),
+    /// The leader's lease is too short.
+    #[error("the leader's lease is {0:?}; it must be {LEADER_LEASE_MIN:?} or longer")]
+    LeaderLeaseTooShort(Duration),
+    /// The leader renews too seldom: one lost renewal would end its term.
+    #[error(
+        "the leader renews every {renew:?}; it must be more often than twice in its lease of {lease:?}"
+    )]
+    LeaderRenewal {
+        /// How often it would renew.
+        renew: Duration,
+        /// Its lease.
+        lease: Duration,
+    },
     /// No program may run.
     #[error("process.running_max is 0; it must be at least 1")]
     NoProcess,
+    /// The bounds of a level are not in order.
+    #[error("degradation.{0} must be over zero, and critical not under degraded")]
+    Bounds(&'static str),
 }
 
 impl EngineConfig {
@@ -105,6 +180,8 @@ impl EngineConfig {
     pub fn new(instance: InstanceId) -> Self {
         Self {
             instance,
+            role: None,
+            pool: None,
             queues: Queues::All,
             slots: SLOTS_DEFAULT,
             lease: Duration::from_secs(30),
@@ -116,6 +193,8 @@ impl EngineConfig {
             reconcile_interval: Duration::from_mins(1),
             beat_interval: Duration::from_secs(2),
             renewals: Renewals::OwnThread,
+            schedules: Some(SchedulerConfig::default()),
+            degradation: DegradationConfig::DEFAULT,
             process: ProcessConfig::from_env(),
             http: HttpConfig::DEFAULT,
         }
@@ -147,6 +226,10 @@ impl EngineConfig {
         }
         if self.process.running_max == 0 {
             return Err(ConfigError::NoProcess);
+        }
+        self.schedules.as_ref().map_or(Ok(()), SchedulerConfig::validate)?;
+        if let Some(measure) = self.degradation.wrong() {
+            return Err(ConfigError::Bounds(measure));
         }
         Ok(())
     }
@@ -193,6 +276,7 @@ pub fn instance_id() -> InstanceId {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::degradation::Bounds;
 
     #[test]
     fn a_configuration_that_cannot_work_is_refused() {
@@ -203,8 +287,29 @@ mod tests {
         let short = Duration::from_millis(1);
         let lease = EngineConfig { lease: short, ..good.clone() };
         assert_eq!(lease.validate(), Err(ConfigError::LeaseTooShort(short)));
+        let turned = Some(Bounds { degraded: 2, critical: 1 });
+        let degradation = DegradationConfig { queue_due: turned, ..DegradationConfig::DEFAULT };
+        let bounds = EngineConfig { degradation, ..good.clone() };
+        assert_eq!(bounds.validate(), Err(ConfigError::Bounds("queue_due")));
         let poll = EngineConfig { poll_max: Duration::ZERO, ..good };
         assert_eq!(poll.validate(), Err(ConfigError::Zero("poll_max")));
+    }
+
+    #[test]
+    fn a_leader_that_would_renew_only_once_in_its_lease_is_refused() {
+        let check = |lease: u64, renew: u64| {
+            let (lease, renew) = (Duration::from_millis(lease), Duration::from_millis(renew));
+            let schedules = Some(SchedulerConfig { lease, renew, ..SchedulerConfig::default() });
+            EngineConfig { schedules, ..EngineConfig::new(instance_id()) }.validate()
+        };
+        assert_eq!(check(10_000, 3_333), Ok(()));
+        assert_eq!(check(10_000, 4_999), Ok(()));
+        let (lease, renew) = (Duration::from_secs(10), Duration::from_secs(5));
+        assert_eq!(check(10_000, 5_000), Err(ConfigError::LeaderRenewal { renew, lease }));
+        assert!(check(10_000, 0).is_err());
+        assert!(check(100, 10).is_err());
+        let defaults = SchedulerConfig::default();
+        assert!(defaults.call_max() < defaults.lease / 3);
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What can go wrong for whoever asks the engine for something.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{InputProblem, Problem};
 use flowgate_core::ids::{Revision, RunId};
+use flowgate_core::view::Brief;
 use flowgate_store::StoreError;
 
 /// The engine could not do what it was asked.
@@ -16,6 +18,15 @@ pub enum EngineError {
     /// There is no such run.
     #[error("there is no run {0}")]
     NoRun(RunId),
+    /// There is no such schedule.
+    #[error("there is no schedule `{0}`")]
+    NoSchedule(Arc<str>),
+    /// The run has not failed, or it was dropped.
+    #[error("run {0} is no dead letter: it has not failed, or somebody has dropped it")]
+    NotDead(RunId),
+    /// There is no such subscriber.
+    #[error("there is no subscriber `{0}`")]
+    NoSubscriber(Arc<str>),
     /// There is no such step.
     #[error("the flow has no step `{step}`; it has {known}")]
     NoStep {
@@ -47,6 +58,14 @@ pub enum EngineError {
     /// So many others changed the run that the engine gave up.
     #[error("the run is changed by too many others at once; try again")]
     Contended,
+    /// The instance is critical: it takes on no new runs.
+    #[error("the instance is overloaded: {cause}; try again in {}", Brief(*.retry_after))]
+    Overloaded {
+        /// What strains it.
+        cause: Arc<str>,
+        /// How long it takes at least until it may be better.
+        retry_after: Duration,
+    },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Closed,

@@ -1,7 +1,7 @@
 //! Whether an instance can do its work, and since when not.
 //!
 //! ```text
-//!             the first beat is kept           a beat fails; commits or claims fail for a second
+//!             the first beat is kept           a beat fails; commits, claims or renewals fail for a second
 //!   Unready ─────────────────────────► Ready ────────────────────────────────────────► Unready
 //!  (starting)                            ▲                                                │
 //!                                        └────────────────────────────────────────────────┘
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 
 use crate::clock;
 
-/// How long commits or claims must fail before an instance is unready.
+/// How long commits, claims or renewals must fail before an instance is unready.
 const FAILING_MAX: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines that say the same.
 const REPEAT_MIN: Duration = Duration::from_secs(10);
@@ -52,13 +52,14 @@ pub(crate) enum Source {
     Beats,
     Commits,
     Claims,
+    Renewals,
 }
 
 /// What an instance knows of its own health.
 #[derive(Debug)]
 pub(crate) struct Judge {
     instance: InstanceId,
-    sources: [Failing; 3],
+    sources: [Failing; 4],
     health: watch::Sender<Health>,
     /// Whether the log says that it is unready.
     is_told: AtomicBool,
@@ -112,7 +113,7 @@ impl Judge {
         let failing = self.failing(source);
         let patience = match source {
             Source::Beats => Duration::ZERO,
-            Source::Commits | Source::Claims => FAILING_MAX,
+            Source::Commits | Source::Claims | Source::Renewals => FAILING_MAX,
         };
         let now = clock::now();
         let mut first = failing.first.lock();
@@ -137,6 +138,7 @@ impl Judge {
             Source::Beats => &self.sources[0],
             Source::Commits => &self.sources[1],
             Source::Claims => &self.sources[2],
+            Source::Renewals => &self.sources[3],
         }
     }
 
@@ -208,4 +210,6 @@ pub(crate) struct Throttles {
     pub(crate) claims: Throttle,
     pub(crate) renewals: Throttle,
     pub(crate) rereads: Throttle,
+    pub(crate) permits: Throttle,
+    pub(crate) queues: Throttle,
 }

@@ -12,6 +12,7 @@ use crate::backoff::jittered;
 use crate::flows::LoadedFlow;
 use crate::inbox::{Inbound, Item, Seed};
 use crate::instance::Instance;
+use crate::singleton;
 
 /// How long a sweep lets others at the store between two batches.
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
@@ -55,6 +56,21 @@ pub(crate) async fn reconcile(instance: Arc<Instance>) {
             Ok(after) => after,
             Err(error) => {
                 tracing::warn!(%error, "open runs could not be checked");
+                None
+            }
+        };
+    }
+}
+
+/// Removes the records of singletons whose runs have ended, a page at a time, until the instance
+/// stops.
+pub(crate) async fn tidy_singletons(instance: Arc<Instance>) {
+    let mut after = None;
+    while waited(&instance, jittered(instance.config.retention_interval)).await {
+        after = match singleton::tidy(&*instance.store, after).await {
+            Ok(after) => after,
+            Err(error) => {
+                tracing::warn!(%error, "the records of singletons could not be checked");
                 None
             }
         };

@@ -9,22 +9,29 @@ use flowgate_core::ids::{CommitIds, RunId};
 use flowgate_core::run::Run;
 use flowgate_store::{Claimant, LeaseRef, Store};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, broadcast};
+use tokio::sync::{Notify, Semaphore, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::attempt::Attempt;
+use crate::beats::Pulse;
 use crate::config::EngineConfig;
+use crate::degradation::Strain;
 use crate::ends::Ends;
 use crate::executor::{self, worker::Workers};
 use crate::flows::Flows;
 use crate::health::{Judge, Throttles};
 use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
+use crate::leadership::{self, Leadership};
 use crate::logs::LogSink;
 use crate::metrics::Metrics;
+use crate::permits::Permits;
+use crate::queues::QueueBook;
 use crate::run_ids::RunIds;
 use crate::slots::Slots;
+use crate::subscriber::Subscriptions;
+use crate::subscriber::terms::Terms;
 
 /// Applied commits that a slow listener may fall behind.
 const LIVE_MAX: usize = 4_096;
@@ -42,12 +49,19 @@ pub(crate) struct Instance {
     pub(crate) logs: LogSink,
     pub(crate) metrics: Metrics,
     pub(crate) health: Judge,
+    pub(crate) leadership: watch::Sender<Leadership>,
     pub(crate) throttles: Throttles,
+    pub(crate) pulse: Pulse,
+    pub(crate) strain: Strain,
     pub(crate) commit_ids: CommitIds,
     pub(crate) run_ids: RunIds,
     /// Attempts that wait for their first poll.
     pub(crate) ready: Ready,
+    pub(crate) permits: Permits,
+    pub(crate) queues: QueueBook,
     pub(crate) ends: Ends,
+    pub(crate) subscriptions: Subscriptions,
+    pub(crate) terms: Terms,
     pub(crate) live: broadcast::Sender<Arc<Applied>>,
     pub(crate) processes: Semaphore,
     /// Attempts and everything else that shutdown waits for.
@@ -89,10 +103,17 @@ impl Instance {
             logs,
             metrics: Metrics::new(&config.instance),
             health: Judge::new(config.instance.clone()),
+            leadership: leadership::channel(),
             throttles: Throttles::default(),
+            pulse: Pulse::new(config.beat_interval),
+            strain: Strain::new(config.instance.clone(), &config.degradation),
             commit_ids: CommitIds::new(run_ids.random()),
             run_ids,
             ready: Ready::default(),
+            permits: Permits::default(),
+            queues: QueueBook::new(),
+            subscriptions: Subscriptions::default(),
+            terms: Terms::default(),
             live: broadcast::channel(LIVE_MAX).0,
             processes: Semaphore::new(config.process.running_max),
             tasks: TaskTracker::new(),
@@ -107,7 +128,7 @@ impl Instance {
     pub(crate) fn claimant(&self, slots: usize) -> Claimant {
         Claimant {
             instance: self.config.instance.clone(),
-            queues: self.config.queues.clone(),
+            queues: self.queues.open(),
             slots,
             lease: self.config.lease,
         }

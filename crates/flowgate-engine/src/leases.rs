@@ -28,8 +28,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{Attempt, Stop};
 use crate::config::Renewals;
+use crate::health::Source;
 use crate::instance::Instance;
-use crate::{beats, clock};
+use crate::{beats, clock, permits, subscriber};
 
 /// Leases in one call.
 const RENEWALS_MAX: usize = 10_000;
@@ -45,10 +46,12 @@ impl LeaseKeeper {
     pub(crate) fn start(instance: &Arc<Instance>) -> Self {
         let stop = CancellationToken::new();
         let (keeper, beater) = (Arc::clone(instance), Arc::clone(instance));
+        let terms = subscriber::terms::keep(Arc::clone(instance));
         let stopped = stop.clone();
         let work = async move {
             let keep = stopped.run_until_cancelled(keep(keeper));
-            tokio::join!(keep, beats::beat(beater, stopped.clone()));
+            let terms = stopped.run_until_cancelled(terms);
+            tokio::join!(keep, terms, beats::beat(beater, stopped.clone()));
         };
         let thread = match instance.config.renewals {
             Renewals::OnRuntime => {
@@ -99,10 +102,14 @@ async fn keep(instance: Arc<Instance>) {
         let due: Vec<_> =
             attempts.into_iter().filter(|a| a.unheld_for(now) >= interval / 2).collect();
         wait = interval;
+        if due.is_empty() {
+            instance.health.answered(Source::Renewals);
+        }
         for batch in due.chunks(RENEWALS_MAX) {
             if !renew(&instance, batch, interval).await {
                 wait = instance.config.lease / 10;
             }
+            permits::renew(&instance, batch).await;
         }
         stop_untrusted(&instance, &due);
     }
@@ -110,7 +117,8 @@ async fn keep(instance: Arc<Instance>) {
 
 /// A handler that blocks in its first poll cannot arm the timer that says it runs.
 fn report_long_ones(attempts: &[Arc<Attempt>], started_after: Duration, now: Instant) {
-    let is_long = |a: &&Arc<Attempt>| now.saturating_duration_since(a.began) >= started_after;
+    let is_long =
+        |a: &&Arc<Attempt>| now.saturating_duration_since(a.work_began()) >= started_after;
     attempts.iter().filter(is_long).for_each(Attempt::report_started);
 }
 
@@ -119,19 +127,20 @@ async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], wait_max: Duratio
     let leases: Vec<LeaseRef> = attempts.iter().map(|attempt| attempt.lease()).collect();
     let asked = clock::now();
     let call = instance.store.renew(&leases, instance.config.lease);
-    let renewals = match tokio::time::timeout(wait_max, call).await {
+    let renewed = tokio::time::timeout(wait_max, call).await;
+    instance.strain.answers.note(asked, clock::now(), matches!(renewed, Ok(Ok(_))));
+    let renewals = match renewed {
         Ok(Ok(renewals)) => renewals,
         Ok(Err(error)) => {
-            instance.metrics.store_retries.increment(1);
-            warn_of_renewals(instance, leases.len(), &error);
+            note_failure(instance, leases.len(), &error);
             return false;
         }
         Err(_) => {
-            instance.metrics.store_retries.increment(1);
-            warn_of_renewals(instance, leases.len(), &"not answered in time");
+            note_failure(instance, leases.len(), &"renewals are not answered in time");
             return false;
         }
     };
+    instance.health.answered(Source::Renewals);
     for (attempt, renewal) in attempts.iter().zip(renewals) {
         match renewal {
             Renewal::Held(_) => attempt.note_held(asked),
@@ -143,7 +152,9 @@ async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], wait_max: Duratio
     true
 }
 
-fn warn_of_renewals(instance: &Instance, leases: usize, error: &dyn Display) {
+fn note_failure(instance: &Instance, leases: usize, error: &dyn Display) {
+    instance.metrics.store_retries.increment(1);
+    instance.health.failed(Source::Renewals, error);
     if let Some(kept_back) = instance.throttles.renewals.pass() {
         tracing::warn!(%error, leases, kept_back, "leases could not be renewed; trying on");
     }

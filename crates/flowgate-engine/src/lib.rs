@@ -16,6 +16,8 @@ mod clock;
 mod committer;
 mod config;
 mod context;
+mod dead;
+mod degradation;
 mod ends;
 mod error;
 mod executor;
@@ -27,24 +29,36 @@ mod id_map;
 mod in_flight;
 mod inbox;
 mod instance;
+mod leadership;
 mod leases;
 mod logs;
 mod metrics;
+mod permits;
+mod queues;
 mod run_ids;
+mod scheduler;
+mod schedules;
+mod singleton;
 mod slots;
+pub mod subscriber;
 mod supervisor;
 mod text;
 mod worker;
 
 pub use attempt::Stop;
 pub use config::{
-    ConfigError, EngineConfig, HttpConfig, LEASE_MIN, ProcessConfig, Renewals, SLOTS_DEFAULT,
-    SLOTS_MAX, instance_id,
+    ConfigError, EngineConfig, HttpConfig, LEADER_LEASE_MIN, LEASE_MIN, ProcessConfig, Renewals,
+    SLOTS_DEFAULT, SLOTS_MAX, SchedulerConfig, instance_id,
 };
 pub use context::{ContextError, StepContext};
+pub use dead::{DeadFilter, DeadLetter, DeadReason, Fate, dead_letters, drop_dead_letter, fate_of};
+pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use error::{EngineError, FlowError};
 pub use executor::worker::{HandlerError, Workers};
 pub use follow::{FollowFrom, Follower};
 pub use health::Health;
 pub use instance::Applied;
-pub use supervisor::{Engine, FlowRef, StartRequest, Started};
+pub use leadership::{FLAP_TERMS_MAX, FLAP_WINDOW, Leadership, flapping_terms};
+pub use queues::{QueueRate, QueueSettings, change_queue, queue_settings};
+pub use schedules::{NamedSchedule, OCCURRENCE, SCHEDULE, read_ledger, read_schedules};
+pub use supervisor::{Engine, FlowRef, QueueDepth, StartRequest, Started, Stats};

@@ -1,5 +1,9 @@
 //! What an instance counts. The names are in `docs/guide/operating.md`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flowgate_core::decide::{Outcome, Report};
 use flowgate_core::ids::InstanceId;
 use flowgate_core::run::RunStatus;
 use flowgate_store::Refusal;
@@ -8,10 +12,11 @@ use metrics::{Counter, Gauge, Histogram};
 /// Handles, made once: a look-up by name would cost more than a step.
 #[derive(Clone)]
 pub(crate) struct Metrics {
-    pub(crate) succeeded: Counter,
-    pub(crate) failed: Counter,
-    pub(crate) retried: Counter,
+    succeeded: Counter,
+    failed: Counter,
+    retried: Counter,
     pub(crate) released: Counter,
+    pub(crate) parked: Counter,
     pub(crate) dropped: Counter,
     pub(crate) batch_size: Histogram,
     pub(crate) commit_wait_seconds: Histogram,
@@ -25,6 +30,65 @@ pub(crate) struct Metrics {
     pub(crate) running: Gauge,
     pub(crate) leases_lost: Counter,
     pub(crate) repairs: Counter,
+    pub(crate) emits: Emits,
+    pub(crate) totals: Arc<Totals>,
+}
+
+/// Events that attempts hand over, until they are stored with their commit.
+#[derive(Clone)]
+pub(crate) struct Emits {
+    pending: Gauge,
+    pub(crate) wait_seconds: Histogram,
+    dropped: Counter,
+}
+
+impl Emits {
+    /// How many a report holds.
+    pub(crate) fn count(report: &Report) -> u32 {
+        let emits = match report {
+            Report::EmitNow { .. } => 1,
+            Report::AttemptEnded { outcome: Outcome::Succeeded(output), .. } => output.emits.len(),
+            Report::AttemptEnded { outcome: Outcome::Failed { .. }, .. }
+            | Report::AttemptStarted(_)
+            | Report::AttemptReleased(_)
+            | Report::AttemptParked { .. }
+            | Report::TimerDue(_)
+            | Report::Signal { .. }
+            | Report::Reconcile { .. }
+            | Report::Cancel { .. } => 0,
+        };
+        u32::try_from(emits).unwrap_or(u32::MAX)
+    }
+
+    /// They are on their way to the store.
+    pub(crate) fn reported(&self, count: u32) {
+        if count > 0 {
+            self.pending.increment(count);
+        }
+    }
+
+    /// They are stored.
+    pub(crate) fn stored(&self, count: u32) {
+        if count > 0 {
+            self.pending.decrement(count);
+        }
+    }
+
+    /// They never will be: their attempt had lost its lease, or its run is past it.
+    pub(crate) fn dropped(&self, count: u32) {
+        if count > 0 {
+            self.pending.decrement(count);
+            self.dropped.increment(u64::from(count));
+        }
+    }
+}
+
+/// Attempts by what became of them, for who has no exporter.
+#[derive(Debug, Default)]
+pub(crate) struct Totals {
+    pub(crate) succeeded: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) retried: AtomicU64,
 }
 
 /// Commits by what became of them.
@@ -69,6 +133,24 @@ impl RunsEnded {
 }
 
 impl Metrics {
+    /// An attempt succeeded.
+    pub(crate) fn succeeded(&self) {
+        self.succeeded.increment(1);
+        self.totals.succeeded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An attempt failed, and with it its step.
+    pub(crate) fn failed(&self) {
+        self.failed.increment(1);
+        self.totals.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An attempt failed, and another follows.
+    pub(crate) fn retried(&self) {
+        self.retried.increment(1);
+        self.totals.retried.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn new(instance: &InstanceId) -> Self {
         let instance = instance.to_string();
         let steps =
@@ -83,6 +165,7 @@ impl Metrics {
             failed: steps("failed"),
             retried: steps("retried"),
             released: steps("released"),
+            parked: steps("parked"),
             dropped: steps("dropped"),
             batch_size: metrics::histogram!("flowgate_commit_batch_size"),
             commit_wait_seconds: metrics::histogram!("flowgate_commit_wait_seconds"),
@@ -108,6 +191,12 @@ impl Metrics {
             running: metrics::gauge!("flowgate_attempts_running"),
             leases_lost: metrics::counter!("flowgate_leases_lost_total"),
             repairs: metrics::counter!("flowgate_reconciler_repairs_total"),
+            emits: Emits {
+                pending: metrics::gauge!("flowgate_emits_pending"),
+                wait_seconds: metrics::histogram!("flowgate_emit_wait_seconds"),
+                dropped: metrics::counter!("flowgate_emits_dropped_total"),
+            },
+            totals: Arc::default(),
         }
     }
 }

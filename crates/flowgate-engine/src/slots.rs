@@ -70,6 +70,11 @@ impl Slots {
         self.is_behind.store(is_behind, Ordering::Relaxed);
     }
 
+    /// Whether the store had at least as many due jobs as were asked for the last time.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind.load(Ordering::Relaxed)
+    }
+
     /// How many are taken.
     pub(crate) fn taken(&self) -> usize {
         self.total - self.free.load(Ordering::Acquire)

@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use flowgate_core::commit::Due;
 use flowgate_core::decide::{self, Report, Start};
-use flowgate_core::flow::Flow;
+use flowgate_core::flow::{Action, Flow, Span};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits;
 use flowgate_core::payload::Payload;
-use flowgate_core::run::Run;
+use flowgate_core::run::{Run, RunStatus};
+use flowgate_store::control::QueueStats;
 use flowgate_store::{NewRevision, RunDetail, Store, whole_log};
 use futures_util::FutureExt;
 use tokio::sync::{broadcast, oneshot, watch};
@@ -21,6 +24,8 @@ use tokio_util::sync::CancellationToken;
 use crate::attempt::{Ending, Stop};
 use crate::committer::Committer;
 use crate::config::{ConfigError, EngineConfig};
+use crate::dead::{self, Fate};
+use crate::degradation::Degradation;
 use crate::ends::{End, Known};
 use crate::error::{CommitError, EngineError};
 use crate::executor::worker::Workers;
@@ -29,9 +34,15 @@ use crate::follow::{FollowFrom, Follower};
 use crate::health::Health;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
+use crate::leadership::{self, Leadership};
 use crate::leases::LeaseKeeper;
+use crate::metrics::Totals;
 use crate::run_ids::RunIds;
-use crate::{beats, clock, ends, follow, housekeeping, logs, worker};
+use crate::singleton::Turn;
+use crate::subscriber::{self, SubscribeOptions, Subscriber, SubscriptionHandle};
+use crate::{
+    beats, clock, degradation, ends, follow, housekeeping, logs, permits, queues, singleton, worker,
+};
 
 /// A running instance. Clones are handles of the same one.
 ///
@@ -40,6 +51,16 @@ use crate::{beats, clock, ends, follow, housekeeping, logs, worker};
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
+}
+
+/// An engine that may be gone: whoever holds this does not keep it running.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    pub(crate) fn upgrade(&self) -> Option<Engine> {
+        self.0.upgrade().map(|inner| Engine { inner })
+    }
 }
 
 #[derive(Debug)]
@@ -68,12 +89,21 @@ pub struct StartRequest {
     pub tags: BTreeMap<Arc<str>, Arc<str>>,
     /// The run's id, for a caller who must know it before; not together with a key.
     pub run_id: Option<RunId>,
+    /// One open run at a time for each such key of the flow: a start while it is open gives that
+    /// run. Without it, the flow's own `singleton` counts. Not together with a key.
+    pub singleton: Option<Arc<str>>,
+    /// The priority of its jobs, whatever their steps say.
+    pub priority: Option<u8>,
+    /// When its entry step is due; later than now only if that is a step that runs.
+    pub due: Due,
 }
 
 impl StartRequest {
     /// A start with this input and nothing else.
     pub fn new(input: Payload) -> Self {
-        Self { input, key: None, tags: BTreeMap::new(), run_id: None }
+        let (priority, due) = (None, Due::Now);
+        let (key, singleton, run_id) = (None, None, None);
+        Self { input, key, tags: BTreeMap::new(), run_id, singleton, priority, due }
     }
 }
 
@@ -84,6 +114,34 @@ pub struct Started {
     pub run_id: RunId,
     /// Whether an earlier start with the same key, or id, had begun it.
     pub existing: bool,
+}
+
+/// What an instance has done since it started, and does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Attempts that execute now.
+    pub running: usize,
+    /// Attempts that succeeded.
+    pub succeeded: u64,
+    /// Attempts that failed, and with them their steps.
+    pub failed: u64,
+    /// Attempts that failed, and were or will be followed by another.
+    pub retried: u64,
+    /// How long the store takes to answer, but for the slowest twentieth; none if it does not.
+    pub store_latency: Option<Duration>,
+}
+
+/// What waits in a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueDepth {
+    /// The queue.
+    pub queue: Arc<str>,
+    /// Jobs that are due and that nobody has.
+    pub due: u64,
+    /// Jobs that are due later.
+    pub later: u64,
+    /// How long the first that is due has waited; zero if none is.
+    pub oldest: Duration,
 }
 
 /// The flow to start: by name its active revision, or exactly this one.
@@ -122,10 +180,14 @@ impl Engine {
         for _ in 0..pollers {
             tasks.spawn(worker::poll(Arc::clone(&instance), pollers));
         }
+        tasks.spawn(degradation::answer(Arc::clone(&instance)));
         let committer = tasks.spawn(commit(Arc::clone(&instance), pollers));
         tasks.spawn(ends::follow_for_those_who_wait(Arc::clone(&instance)));
         if !instance.config.is_client() {
+            tasks.spawn(queues::follow(Arc::clone(&instance)));
+            tasks.spawn(permits::keep(Arc::clone(&instance), pollers));
             tasks.spawn(worker::claim(Arc::clone(&instance), pollers));
+            tasks.spawn(housekeeping::tidy_singletons(Arc::clone(&instance)));
             tasks.spawn(housekeeping::sweep(Arc::clone(&instance)));
             tasks.spawn(housekeeping::reconcile(Arc::clone(&instance)));
         }
@@ -137,7 +199,15 @@ impl Engine {
         let leases = LeaseKeeper::start(&instance);
         let parts = tokio::sync::Mutex::new(Some(Parts { committer, log_writer, leases }));
         tracing::info!(instance = %instance.config.instance, store = instance.store.kind(), "started");
-        Ok(Self { inner: Arc::new(Inner { instance, parts, logs_closed }) })
+        let inner = Arc::new(Inner { instance, parts, logs_closed });
+        let instance = &inner.instance;
+        if let Some(config) = instance.config.schedules.clone()
+            && !instance.config.is_client()
+        {
+            let engine = WeakEngine(Arc::downgrade(&inner));
+            instance.tasks.spawn(leadership::campaign(Arc::clone(instance), engine, config));
+        }
+        Ok(Self { inner })
     }
 
     fn instance(&self) -> &Arc<Instance> {
@@ -164,7 +234,7 @@ impl Engine {
         let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
         let loaded = instance.flows.keep(loaded);
         instance.flows.remember_active(&loaded, clock::now());
-        Ok(())
+        self.register_schedules(flow).await
     }
 
     /// Starts a run. The answer means that it is stored.
@@ -173,9 +243,23 @@ impl Engine {
         flow: impl Into<FlowRef<'a>>,
         request: StartRequest,
     ) -> Result<Started, EngineError> {
+        self.instance().strain.admit()?;
+        self.start_accepted(flow, request).await
+    }
+
+    /// Starts a run whatever the strain: somebody has decided that it is to be.
+    pub(crate) async fn start_accepted<'a>(
+        &self,
+        flow: impl Into<FlowRef<'a>>,
+        request: StartRequest,
+    ) -> Result<Started, EngineError> {
         let flow = self.flow(flow.into()).await?;
+        let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
         let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
-        self.begin(flow, start).await
+        match singleton {
+            None => self.begin(flow, start).await,
+            Some(key) => self.begin_singleton(flow, start, &key).await,
+        }
     }
 
     /// Starts a run and returns its record when it has ended.
@@ -184,8 +268,14 @@ impl Engine {
         flow: impl Into<FlowRef<'a>>,
         request: StartRequest,
     ) -> Result<Arc<Run>, EngineError> {
+        self.instance().strain.admit()?;
         let flow = self.flow(flow.into()).await?;
+        let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
         let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
+        if let Some(key) = singleton {
+            let started = self.begin_singleton(flow, start, &key).await?;
+            return Ok(self.wait(started.run_id).await?.row.run);
+        }
         let run_id = start.run_id;
         // Listening from before the start, it needs no read if the run ends here.
         let listener = self.instance().ends.listen(run_id);
@@ -218,12 +308,50 @@ impl Engine {
 
     /// Tries a finished run again, as a new run: what did not succeed and all that follows from it,
     /// or the step `from` and all that follows from that.
+    ///
+    /// A failed run is no dead letter any more afterwards.
     pub async fn retry(&self, run_id: RunId, from: Option<&str>) -> Result<Started, EngineError> {
-        let instance = self.instance();
+        self.instance().strain.admit()?;
         let seed = self.seed(run_id).await?;
+        let (was, new_id) = (seed.run.status, self.instance().run_ids.next());
+        self.retry_as(seed, from, new_id).await?;
+        if was == RunStatus::Failed {
+            let kept = self.config().retention.runs;
+            dead::note(&**self.store(), run_id, Fate::Retried { run_id: new_id }, kept).await?;
+        }
+        Ok(Started { run_id: new_id, existing: false })
+    }
+
+    /// Tries a dead letter again; an existing run if somebody has done so before.
+    pub async fn retry_dead_letter(&self, run_id: RunId) -> Result<Started, EngineError> {
+        self.instance().strain.admit()?;
+        let store = &**self.store();
+        match dead::fate_of(store, run_id).await? {
+            Some((Fate::Retried { run_id }, _)) => return Ok(Started { run_id, existing: true }),
+            Some((Fate::Dropped {}, _)) => return Err(EngineError::NotDead(run_id)),
+            None => {}
+        }
+        let seed = self.seed(run_id).await?;
+        if seed.run.status != RunStatus::Failed {
+            return Err(EngineError::NotDead(run_id));
+        }
+        let new_id = dead::retry_id(run_id);
+        let existing = self.retry_as(seed, None, new_id).await?;
+        let kept = self.config().retention.runs;
+        dead::note(store, run_id, Fate::Retried { run_id: new_id }, kept).await?;
+        Ok(Started { run_id: new_id, existing })
+    }
+
+    /// Starts the run that tries another one again; whether it was there already.
+    async fn retry_as(
+        &self,
+        seed: Seed,
+        from: Option<&str>,
+        new_id: RunId,
+    ) -> Result<bool, EngineError> {
+        let instance = self.instance();
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
-        let log = whole_log(&**self.store(), run_id).await?;
-        let new_id = instance.run_ids.next();
+        let log = whole_log(&**self.store(), seed.run.run_id).await?;
         let commit_id = instance.commit_ids.next();
         let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
             .map_err(EngineError::Rejected)?;
@@ -235,8 +363,11 @@ impl Engine {
             reply,
             decided: None,
         })));
-        self.answered(new_id, answer).await?;
-        Ok(Started { run_id: new_id, existing: false })
+        match self.answer(answer).await {
+            Ok(_) => Ok(false),
+            Err(CommitError::RunExists) => Ok(true),
+            Err(error) => Err(EngineError::of_commit(error, new_id)),
+        }
     }
 
     /// Returns when the run has ended, on whichever instance.
@@ -258,6 +389,36 @@ impl Engine {
         follow::follow(self.instance(), from).await
     }
 
+    /// Gives `subscriber` every event, from its checkpoint on; see [`crate::subscriber`]. The state
+    /// of the handle says whether that happens here or another instance is ahead.
+    ///
+    /// It goes on until [`SubscriptionHandle::unsubscribe`] or the engine's end.
+    pub async fn subscribe<S: Subscriber + Clone>(
+        &self,
+        id: &str,
+        subscriber: S,
+        options: SubscribeOptions,
+    ) -> Result<SubscriptionHandle, EngineError> {
+        subscriber::subscribe(self.given(subscriber), id, options).await
+    }
+
+    /// Folds all events anew with `subscriber`, beside the one of this id that is in use; when it
+    /// has caught up, its checkpoint and state replace those in use, all at once. Whoever is active
+    /// goes on from there.
+    pub async fn rebuild<S: Subscriber + Clone>(
+        &self,
+        id: &str,
+        subscriber: S,
+        options: SubscribeOptions,
+    ) -> Result<(), EngineError> {
+        subscriber::rebuild(self.given(subscriber), id, options).await
+    }
+
+    fn given<S: Subscriber + Clone>(&self, subscriber: S) -> subscriber::Given {
+        let engine = WeakEngine(Arc::downgrade(&self.inner));
+        subscriber::Given::new(engine, Arc::clone(self.instance()), subscriber)
+    }
+
     /// What is committed through this instance from now on. A listener that falls far behind
     /// misses the oldest, and is told.
     pub fn events(&self) -> broadcast::Receiver<Arc<Applied>> {
@@ -275,6 +436,55 @@ impl Engine {
     /// beats every two.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.instance().health.watch()
+    }
+
+    /// Whether it leads, from now on.
+    pub fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.instance().leadership.subscribe()
+    }
+
+    /// How strained it is, from now on. One that only starts and steers runs never is.
+    pub fn degradation(&self) -> watch::Receiver<Degradation> {
+        self.instance().strain.watch()
+    }
+
+    /// How long there has been no sign of life of the thread that renews leases and beats, if that
+    /// is too long: then its leases end, and others take over what it executes.
+    pub fn leases_stalled_for(&self) -> Option<Duration> {
+        let instance = self.instance();
+        if instance.config.is_client() { None } else { instance.pulse.stalled_for() }
+    }
+
+    /// What it has done since it started, and does now.
+    pub fn stats(&self) -> Stats {
+        let instance = self.instance();
+        let Totals { succeeded, failed, retried } = &*instance.metrics.totals;
+        Stats {
+            running: instance.in_flight.attempts().len(),
+            succeeded: succeeded.load(Ordering::Relaxed),
+            failed: failed.load(Ordering::Relaxed),
+            retried: retried.load(Ordering::Relaxed),
+            store_latency: instance.strain.answers.last_percentile_95(),
+        }
+    }
+
+    /// Sets the gauges of what is only known at the moment: for who is about to read them.
+    pub fn measure(&self) {
+        let instance = self.instance();
+        #[expect(clippy::cast_precision_loss, reason = "slots are few")]
+        instance.metrics.running.set(instance.in_flight.attempts().len() as f64);
+    }
+
+    /// What waits in each queue of the store that has jobs, whoever serves it.
+    pub async fn queues(&self) -> Result<Vec<QueueDepth>, EngineError> {
+        let (stats, now) = degradation::read_queues(&**self.store()).await?;
+        let depth = |stats: QueueStats| QueueDepth {
+            queue: stats.queue,
+            due: stats.due,
+            later: stats.later,
+            oldest: stats.oldest_due_at.map_or(Duration::ZERO, |at| now.since(at)),
+        };
+        Ok(stats.into_iter().map(depth).collect())
     }
 
     /// Whether nothing is in flight on this instance.
@@ -298,7 +508,11 @@ impl Engine {
         let grace = instance.config.shutdown_grace;
         instance.health.stop();
         instance.stopping.cancel();
-        if tokio::time::timeout(grace, instance.slots.all_free()).await.is_err() {
+        let (attempts, ()) = tokio::join!(
+            tokio::time::timeout(grace, instance.slots.all_free()),
+            instance.subscriptions.drained(grace),
+        );
+        if attempts.is_err() {
             hand_back(instance).await;
         }
         instance.inbox.close();
@@ -308,6 +522,7 @@ impl Engine {
             instance.giving_up.cancel();
             drop(committer.await);
         }
+        permits::flush(instance).await;
         instance.giving_up.cancel();
         parts.leases.stop().await;
         beats::leave(instance).await;
@@ -337,6 +552,11 @@ impl Engine {
         }
     }
 
+    /// The revision that new runs of a flow start on.
+    pub(crate) async fn active_flow(&self, name: &str) -> Result<Flow, EngineError> {
+        Ok(self.flow(FlowRef::Active(name)).await?.flow.clone())
+    }
+
     async fn begin(&self, flow: Arc<LoadedFlow>, start: Start) -> Result<Started, EngineError> {
         let instance = self.instance();
         let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
@@ -350,6 +570,29 @@ impl Engine {
             Ok(_) => Ok(Started { run_id, existing: false }),
             Err(CommitError::RunExists) => self.existing(run_id, key, &input).await,
             Err(error) => Err(EngineError::of_commit(error, run_id)),
+        }
+    }
+
+    /// Starts the run of a singleton, unless it is open.
+    async fn begin_singleton(
+        &self,
+        flow: Arc<LoadedFlow>,
+        mut start: Start,
+        key: &Arc<str>,
+    ) -> Result<Started, EngineError> {
+        if start.key.is_some() {
+            let message = "a start with a key is not a singleton: the key already gives one run";
+            return Err(EngineError::Invalid(message.to_owned()));
+        }
+        match singleton::turn(&**self.store(), key, start.run_id).await? {
+            Turn::Open(run_id) => return Ok(Started { run_id, existing: true }),
+            Turn::Start(run_id) => start.run_id = run_id,
+        }
+        let run_id = start.run_id;
+        match self.begin(flow, start).await {
+            // Another start was quicker; whatever its input was, its run is the one.
+            Err(EngineError::KeyConflict { .. }) => Ok(Started { run_id, existing: true }),
+            other => other,
         }
     }
 
@@ -453,8 +696,9 @@ async fn hand_back(instance: &Instance) {
 
 /// Checks a start, and gives it its run id.
 fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Start, EngineError> {
-    let StartRequest { input, key, tags, run_id } = request;
+    let StartRequest { input, key, tags, run_id, singleton: _, priority, due } = request;
     flow.check_input(&input).map_err(EngineError::Input)?;
+    check_when(flow, priority, due)?;
     if let Some(key) = &key
         && (key.is_empty() || key.len() > limits::KEY_BYTES_MAX || key.contains('\0'))
     {
@@ -481,7 +725,30 @@ fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Sta
             return Err(EngineError::Invalid(message.to_owned()));
         }
     };
-    Ok(Start { run_id, input, key, tags })
+    Ok(Start { run_id, input, key, tags, priority, due })
+}
+
+fn check_when(flow: &Flow, priority: Option<u8>, due: Due) -> Result<(), EngineError> {
+    if let Some(priority) = priority
+        && priority > limits::PRIORITY_MAX
+    {
+        let max = limits::PRIORITY_MAX;
+        return Err(EngineError::Invalid(format!("priority {priority} is not from 0 to {max}")));
+    }
+    let entry = flow.step(flow.entry);
+    let runs = !matches!(entry.action, Action::Nothing | Action::Wait(_));
+    match due {
+        Due::After(delay) if delay > limits::DURATION_MAX => {
+            let max = Span(limits::DURATION_MAX);
+            Err(EngineError::Invalid(format!("the delay is longer than {max}")))
+        }
+        Due::After(_) | Due::At(_) if !runs => Err(EngineError::Invalid(format!(
+            "the flow begins with `{}`, which has no `run`, so its start cannot be put off; begin \
+             with a step that has a `run`, or with a `wait` for the delay",
+            entry.name
+        ))),
+        Due::Now | Due::After(_) | Due::At(_) => Ok(()),
+    }
 }
 
 fn step_index(flow: &Flow, name: &str) -> Result<flowgate_core::ids::StepIndex, EngineError> {

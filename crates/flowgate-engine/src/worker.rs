@@ -16,6 +16,7 @@ use flowgate_store::StoreError;
 
 use crate::attempt::{Attempt, Ending};
 use crate::backoff::{Backoff, jittered};
+use crate::degradation::CLAIM_PAUSE;
 use crate::health::Source;
 use crate::instance::Instance;
 use crate::{clock, executor};
@@ -29,6 +30,11 @@ const POLL_LONG: Duration = Duration::from_micros(200);
 pub(crate) async fn claim(instance: Arc<Instance>, pollers: usize) {
     let stopping = instance.stopping.clone();
     let mut backoff = backoff();
+    // A paused queue is not to be touched, not even once.
+    tokio::select! {
+        () = stopping.cancelled() => return,
+        () = instance.queues.known() => {}
+    }
     while !stopping.is_cancelled() {
         let Err(error) = claim_some(&instance, pollers).await else {
             instance.health.answered(Source::Claims);
@@ -61,22 +67,31 @@ async fn claim_some(instance: &Arc<Instance>, pollers: usize) -> Result<(), Stor
         () = stopping.cancelled() => return Ok(()),
         () = instance.slots.any_free() => {}
     }
-    let slots = Reserved::take(instance);
+    let slowed_to = instance.strain.claims_slowed_to(instance.config.slots);
+    let slots = Reserved::take(instance, slowed_to.unwrap_or(CLAIM_BATCH_MAX));
     if slots.count == 0 {
         return Ok(());
     }
-    let claimed = instance.store.claim(&instance.claimant(slots.count)).await?;
+    let asked = clock::now();
+    let claimed = instance.store.claim(&instance.claimant(slots.count)).await;
+    instance.strain.answers.note(asked, clock::now(), claimed.is_ok());
+    let claimed = claimed?;
     instance.slots.set_behind(claimed.len() == slots.count);
     let is_empty = claimed.is_empty();
     begin(instance, claimed, slots, pollers).await;
     if !is_empty {
+        if slowed_to.is_some() {
+            stopping.run_until_cancelled(tokio::time::sleep(CLAIM_PAUSE)).await;
+        }
         return Ok(());
     }
     let wait_max = jittered(instance.config.poll_max);
+    let open = instance.queues.open();
     tokio::select! {
         biased;
         () = stopping.cancelled() => Ok(()),
-        due = instance.store.wait_due(&instance.config.queues, wait_max) => due,
+        () = instance.queues.changed() => Ok(()),
+        due = instance.store.wait_due(&open, wait_max) => due,
     }
 }
 
@@ -87,8 +102,8 @@ struct Reserved<'a> {
 }
 
 impl<'a> Reserved<'a> {
-    fn take(instance: &'a Instance) -> Self {
-        Self { instance, count: instance.slots.take(CLAIM_BATCH_MAX) }
+    fn take(instance: &'a Instance, max: usize) -> Self {
+        Self { instance, count: instance.slots.take(max.min(CLAIM_BATCH_MAX)) }
     }
 }
 
@@ -131,6 +146,7 @@ async fn begin(
     slots.count -= attempts.len();
     drop(slots);
     attempts.retain(|attempt| !end_if_lost_too_often(attempt));
+    instance.permits.hold_back(&mut attempts);
     instance.ready.push(&mut attempts, pollers);
 }
 

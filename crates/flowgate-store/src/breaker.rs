@@ -14,8 +14,8 @@
 //!   many instances neither keep a struggling store down nor come back to it in step.
 //! - A probe that hangs holds its place for [`PROBE_MAX`] only.
 //! - Waits are neither answers nor probes: while it is open they wait for the next try.
-//! - A renewal is always tried. Leases end by time, so it may not wait for somebody else's probe,
-//!   and instances send few of them.
+//! - A renewal, of leases or of a term, is always tried. They end by time, so it may not wait for
+//!   somebody else's probe, and instances send few of them.
 //! - Any answer closes it, also a refusal and an error that trying again does not mend.
 //! - A call that its caller gave up on after [`SILENCE_MIN`] counts as not answered.
 
@@ -41,6 +41,8 @@ use crate::{
     NewRevision, Queues, Renewal, Retention, RunDetail, RunQuery, RunRow, Store, StoreCopy,
     StoreError, StoredRevision, Swept,
 };
+
+mod control;
 
 /// Calls in a row that are not answered before it opens.
 pub const FAILURES_MAX: u32 = 3;

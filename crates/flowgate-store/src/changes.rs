@@ -105,7 +105,14 @@ mod tests {
         let file = json!({ "flow": "one", "steps": { "only": { "run": { "worker": "w" } } } });
         let flow = Flow::new(serde_json::from_value(file).unwrap()).unwrap();
         let run_id = RunId::derived("one", "1");
-        let start = Start { run_id, input: Payload::null(), key: None, tags: BTreeMap::new() };
+        let start = Start {
+            run_id,
+            input: Payload::null(),
+            key: None,
+            tags: BTreeMap::new(),
+            priority: None,
+            due: Due::Now,
+        };
         Commit { jobs, ..decide::start(&flow, &start, CommitIds::new(1).next()) }
     }
 
@@ -115,7 +122,7 @@ mod tests {
 
     fn job(step: u16) -> Job {
         let (job_id, queue) = (job_id(step), "default".into());
-        Job { job_id, kind: JobKind::Execute, queue, attempt: 0, inputs: vec![1] }
+        Job { job_id, kind: JobKind::Execute, queue, priority: 0, attempt: 0, inputs: vec![1] }
     }
 
     fn add(step: u16) -> JobChange {

@@ -17,11 +17,17 @@ use async_trait::async_trait;
 
 use crate::Store;
 
+pub mod backlog;
 pub mod commits;
+pub mod hints;
 pub mod keeping;
 pub mod leases;
 pub mod listing;
 pub mod log;
+pub mod permits;
+pub mod priority;
+pub mod records;
+pub mod terms;
 pub mod waking;
 pub mod world;
 
@@ -184,6 +190,69 @@ macro_rules! conformance_cases {
                 a_released_job_wakes_a_waiting_claimer,
                 no_wake_up_is_lost_between_a_claim_and_a_wait,
                 losing_every_wake_up_loses_no_job;
+            terms: a_name_that_nobody_holds_is_held_by_who_asks,
+                of_many_askers_exactly_one_holds_a_name,
+                a_holder_that_asks_again_keeps_its_term,
+                a_renewed_term_outlives_its_first_span_and_still_ends,
+                an_expired_term_cannot_be_renewed_even_if_nobody_took_the_name,
+                a_renewal_by_somebody_else_or_of_another_number_is_refused,
+                a_released_name_is_free_at_once_and_its_term_says_so,
+                a_term_that_has_expired_is_not_released,
+                numbers_grow_over_release_expiry_and_reopen,
+                a_term_of_an_owner_that_is_gone_is_over,
+                names_are_listed_by_prefix_in_their_order,
+                past_terms_are_listed_latest_first_and_the_oldest_are_forgotten;
+            records: a_record_is_read_as_it_was_written,
+                records_are_read_by_kind_in_the_order_asked_for,
+                a_record_is_written_only_where_its_expectation_holds,
+                one_broken_expectation_of_many_writes_nothing,
+                of_many_writes_on_one_version_exactly_one_is_written,
+                versions_only_grow_and_are_never_used_twice,
+                a_removed_record_is_gone,
+                records_are_written_under_a_term_only_while_it_is_held,
+                a_lost_term_is_told_before_a_broken_expectation,
+                keys_are_listed_byte_by_byte_both_ways,
+                a_listing_of_a_prefix_holds_nothing_beside_it,
+                pages_of_records_begin_after_any_key,
+                a_page_of_records_is_bounded,
+                a_record_is_there_until_a_sweep_after_its_time,
+                a_sweep_removes_records_in_small_batches,
+                writes_over_a_limit_are_refused_before_writing;
+            permits: never_more_than_the_limit_hold_a_permit,
+                those_who_wait_are_served_in_their_order,
+                a_holder_that_asks_again_keeps_its_one_permit,
+                a_place_in_line_is_kept_when_asking_again,
+                an_expired_permit_goes_to_who_waits_longest,
+                a_renewed_permit_outlives_its_first_span,
+                a_limit_may_change_between_calls,
+                all_is_given_back_before_anybody_is_served,
+                the_permits_of_each_key_are_apart,
+                a_rate_spreads_its_places_evenly,
+                a_share_of_a_rate_need_not_be_whole,
+                a_rate_saves_nothing_up,
+                a_granted_place_is_held_until_its_release_or_end,
+                a_released_place_is_given_again,
+                a_rate_may_change_between_calls,
+                who_does_not_ask_again_for_a_day_is_forgotten,
+                lines_and_places_survive_a_reopen;
+            hints: a_word_wakes_all_who_wait_for_its_topic,
+                a_word_of_another_topic_wakes_nobody,
+                a_wait_to_be_told_ends_after_its_longest_time,
+                losing_every_word_costs_a_wait_no_more_than_its_longest_time;
+            backlog: a_woken_job_is_due_at_once,
+                a_woken_job_wakes_a_waiting_claimer,
+                a_woken_job_comes_after_those_that_were_due_before,
+                waking_a_leased_job_changes_nothing,
+                waking_a_job_that_is_due_changes_nothing,
+                only_jobs_that_are_there_are_woken,
+                queues_are_counted_by_what_is_due_and_what_is_later,
+                only_what_nobody_has_is_counted;
+            priority: a_job_of_high_priority_overtakes_those_that_are_due,
+                nobody_is_overtaken_from_farther_than_a_head_start,
+                a_priority_counts_over_all_queues_of_a_claim,
+                the_due_time_stays_true_whatever_the_priority,
+                a_delayed_job_gets_no_head_start,
+                a_job_that_is_due_again_at_once_has_its_head_start;
         }
     };
     (@each $harness:expr; $($group:ident: $($case:ident),+;)+) => {
@@ -214,6 +283,12 @@ pub fn written_cases() -> usize {
         include_str!("conformance/listing.rs"),
         include_str!("conformance/keeping.rs"),
         include_str!("conformance/waking.rs"),
+        include_str!("conformance/terms.rs"),
+        include_str!("conformance/records.rs"),
+        include_str!("conformance/permits.rs"),
+        include_str!("conformance/hints.rs"),
+        include_str!("conformance/backlog.rs"),
+        include_str!("conformance/priority.rs"),
     ];
     sources.iter().map(|source| source.matches("\npub async fn ").count()).sum()
 }

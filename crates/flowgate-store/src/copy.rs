@@ -1,8 +1,9 @@
 //! Moving what one store holds to another one.
 //!
 //! Revisions and runs are copied as they are, the first started first; a run that is open goes on
-//! in the target, and the lease that an attempt of it held is recorded there as lost. The source
-//! is only read. Nobody may work on either store meanwhile: whoever calls makes sure of it.
+//! in the target, and the lease that an attempt of it held is recorded there as lost. Records are
+//! written anew, but for those that mean something in their own store only; terms and permits end
+//! with the instances that hold them and are not copied. The source is only read. Nobody may work on either store meanwhile: whoever calls makes sure of it.
 //!
 //! A copy that was broken off is taken up by copying again: [`Store::import`] leaves alone what is
 //! there, and a run is there whole or not at all.
@@ -23,6 +24,8 @@ use crate::{
     Imported, JobCopy, LogLine, RunCopy, RunCursor, RunDetail, RunQuery, Store, StoreCopy,
     StoreError, whole_log,
 };
+
+mod records;
 
 /// Runs in one import.
 const BATCH_RUNS_MAX: usize = 100;
@@ -75,6 +78,8 @@ pub struct Contents {
     pub log_lines: u64,
     /// Open jobs of all runs.
     pub open_jobs: u64,
+    /// Records that a copy takes along.
+    pub records: u64,
 }
 
 impl Contents {
@@ -103,6 +108,8 @@ impl Contents {
 pub struct CopyReport {
     /// What was not in the target before.
     pub imported: Imported,
+    /// Records that were not in the target before.
+    pub records: u64,
     /// What was read from the source.
     pub source: Contents,
     /// What was read back from the target.
@@ -120,12 +127,16 @@ impl CopyReport {
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The target holds something.
-    #[error("the target is not empty: it has {runs} runs and {revisions} revisions")]
+    #[error(
+        "the target is not empty: it has {runs} runs, {revisions} revisions and {records} records"
+    )]
     Occupied {
         /// Runs that it has.
         runs: u64,
         /// Revisions that it has.
         revisions: u64,
+        /// Records that it has.
+        records: u64,
     },
     /// The source failed.
     #[error("reading the source")]
@@ -147,6 +158,8 @@ pub async fn copy(
     }
     let mut source = Contents::empty();
     let mut imported = copy_revisions(from, to, &mut source).await?;
+    let (read, records) = records::copy_records(from, to).await?;
+    source.records = read;
     let run_ids = run_ids(from).await.map_err(CopyError::Source)?;
     let mut progress = Progress { phase: Phase::Copying, runs_done: 0, runs: count(run_ids.len()) };
     tell(progress);
@@ -168,7 +181,7 @@ pub async fn copy(
     progress.runs_done = source.runs_total();
     tell(progress);
     let target = contents(to, tell).await.map_err(CopyError::Target)?;
-    Ok(CopyReport { imported, source, target })
+    Ok(CopyReport { imported, records, source, target })
 }
 
 /// All of a run as the store has it, its leases given up; none if there is no such run.
@@ -192,10 +205,11 @@ pub async fn read_run(store: &dyn Store, run_id: RunId) -> Result<Option<RunCopy
 async fn refuse_occupied(to: &dyn Store) -> Result<(), CopyError> {
     let runs = to.count_runs(&RunQuery::default()).await.map_err(CopyError::Target)?;
     let revisions = to.list_revisions(None).await.map_err(CopyError::Target)?;
-    if runs == 0 && revisions.is_empty() {
+    let records = records::count_records(to).await.map_err(CopyError::Target)?;
+    if runs == 0 && revisions.is_empty() && records == 0 {
         return Ok(());
     }
-    Err(CopyError::Occupied { runs, revisions: count(revisions.len()) })
+    Err(CopyError::Occupied { runs, revisions: count(revisions.len()), records })
 }
 
 async fn copy_revisions(
@@ -249,6 +263,7 @@ async fn contents(
 ) -> Result<Contents, StoreError> {
     let mut contents = Contents::empty();
     contents.revisions = count(store.list_revisions(None).await?.len());
+    contents.records = records::count_records(store).await?;
     let run_ids = run_ids(store).await?;
     let runs = count(run_ids.len());
     tell(Progress { phase: Phase::Checking, runs_done: 0, runs });

@@ -19,6 +19,8 @@ use crate::{
     StoreError, StoredRevision, Swept,
 };
 
+mod control;
+
 /// The kinds of call that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
@@ -44,6 +46,20 @@ pub enum Call {
     Beat,
     /// [`Store::import`]
     Import,
+    /// [`Control::take_term`](crate::Control::take_term) and its release
+    Terms,
+    /// [`Control::write_records`](crate::Control::write_records)
+    Records,
+    /// [`Control::take_permits`](crate::Control::take_permits) and their release
+    Permits,
+    /// [`Control::wake_jobs`](crate::Control::wake_jobs)
+    Wake,
+    /// [`Control::tell`](crate::Control::tell)
+    Tell,
+    /// [`Control::wait_told`](crate::Control::wait_told)
+    WaitTold,
+    /// [`Control::lock_session`](crate::Control::lock_session) and its end
+    Lock,
 }
 
 /// How a call goes wrong.

@@ -19,6 +19,8 @@ use crate::{
     StoreCopy, StoreError, StoredRevision, Swept,
 };
 
+mod control;
+
 /// A store that tells about its calls.
 #[derive(Clone, Debug)]
 pub struct Instrumented {
@@ -33,7 +35,7 @@ impl Instrumented {
         Self { inner, kind }
     }
 
-    async fn tell<T>(
+    async fn timed<T>(
         &self,
         call: &'static str,
         work: impl Future<Output = Result<T, StoreError>>,
@@ -101,7 +103,7 @@ impl Store for Instrumented {
     }
 
     async fn now(&self) -> Result<Timestamp, StoreError> {
-        self.tell("now", self.inner.now()).await
+        self.timed("now", self.inner.now()).await
     }
 
     async fn commit(
@@ -111,17 +113,17 @@ impl Store for Instrumented {
     ) -> Result<Vec<CommitOutcome>, StoreError> {
         #[expect(clippy::cast_precision_loss, reason = "a batch is far smaller than 2^52")]
         histogram!("flowgate_store_batch_size", "store" => self.kind).record(commits.len() as f64);
-        let outcomes = self.tell("commit", self.inner.commit(commits, claimant)).await?;
+        let outcomes = self.timed("commit", self.inner.commit(commits, claimant)).await?;
         self.tell_outcomes(&outcomes);
         Ok(outcomes)
     }
 
     async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
-        self.tell("claim", self.inner.claim(claimant)).await
+        self.timed("claim", self.inner.claim(claimant)).await
     }
 
     async fn wait_due(&self, queues: &Queues, wait_max: Duration) -> Result<(), StoreError> {
-        self.tell("wait_due", self.inner.wait_due(queues, wait_max)).await
+        self.timed("wait_due", self.inner.wait_due(queues, wait_max)).await
     }
 
     async fn renew(
@@ -129,11 +131,11 @@ impl Store for Instrumented {
         leases: &[LeaseRef],
         lease: Duration,
     ) -> Result<Vec<Renewal>, StoreError> {
-        self.tell("renew", self.inner.renew(leases, lease)).await
+        self.timed("renew", self.inner.renew(leases, lease)).await
     }
 
     async fn read_run(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
-        self.tell("read_run", self.inner.read_run(run_id)).await
+        self.timed("read_run", self.inner.read_run(run_id)).await
     }
 
     async fn read_events(
@@ -142,7 +144,7 @@ impl Store for Instrumented {
         after: u64,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
-        self.tell("read_events", self.inner.read_events(run_id, after, limit)).await
+        self.timed("read_events", self.inner.read_events(run_id, after, limit)).await
     }
 
     fn feeds(&self) -> u16 {
@@ -155,11 +157,11 @@ impl Store for Instrumented {
         after: Position,
         limit: usize,
     ) -> Result<Vec<StoredEvent>, StoreError> {
-        self.tell("read_feed", self.inner.read_feed(feed, after, limit)).await
+        self.timed("read_feed", self.inner.read_feed(feed, after, limit)).await
     }
 
     async fn feed_end(&self, feed: u16) -> Result<Position, StoreError> {
-        self.tell("feed_end", self.inner.feed_end(feed)).await
+        self.timed("feed_end", self.inner.feed_end(feed)).await
     }
 
     async fn wait_feed(
@@ -168,19 +170,19 @@ impl Store for Instrumented {
         after: Position,
         wait_max: Duration,
     ) -> Result<(), StoreError> {
-        self.tell("wait_feed", self.inner.wait_feed(feed, after, wait_max)).await
+        self.timed("wait_feed", self.inner.wait_feed(feed, after, wait_max)).await
     }
 
     async fn list_runs(&self, query: &RunQuery) -> Result<Vec<RunRow>, StoreError> {
-        self.tell("list_runs", self.inner.list_runs(query)).await
+        self.timed("list_runs", self.inner.list_runs(query)).await
     }
 
     async fn count_runs(&self, query: &RunQuery) -> Result<u64, StoreError> {
-        self.tell("count_runs", self.inner.count_runs(query)).await
+        self.timed("count_runs", self.inner.count_runs(query)).await
     }
 
     async fn append_logs(&self, lines: Vec<NewLogLine>) -> Result<(), StoreError> {
-        self.tell("append_logs", self.inner.append_logs(lines)).await
+        self.timed("append_logs", self.inner.append_logs(lines)).await
     }
 
     async fn read_logs(
@@ -189,34 +191,34 @@ impl Store for Instrumented {
         after: u64,
         limit: usize,
     ) -> Result<Vec<LogLine>, StoreError> {
-        self.tell("read_logs", self.inner.read_logs(run_id, after, limit)).await
+        self.timed("read_logs", self.inner.read_logs(run_id, after, limit)).await
     }
 
     async fn register_flow(&self, revision: NewRevision) -> Result<(), StoreError> {
-        self.tell("register_flow", self.inner.register_flow(revision)).await
+        self.timed("register_flow", self.inner.register_flow(revision)).await
     }
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
-        self.tell("list_revisions", self.inner.list_revisions(flow)).await
+        self.timed("list_revisions", self.inner.list_revisions(flow)).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {
-        self.tell("sweep", self.inner.sweep(retention)).await
+        self.timed("sweep", self.inner.sweep(retention)).await
     }
 
     async fn beat(&self, beat: &Beat) -> Result<(), StoreError> {
-        self.tell("beat", self.inner.beat(beat)).await
+        self.timed("beat", self.inner.beat(beat)).await
     }
 
     async fn leave(&self, instance: &InstanceId) -> Result<(), StoreError> {
-        self.tell("leave", self.inner.leave(instance)).await
+        self.timed("leave", self.inner.leave(instance)).await
     }
 
     async fn list_instances(&self) -> Result<Vec<InstanceRow>, StoreError> {
-        self.tell("list_instances", self.inner.list_instances()).await
+        self.timed("list_instances", self.inner.list_instances()).await
     }
 
     async fn import(&self, copy: StoreCopy) -> Result<Imported, StoreError> {
-        self.tell("import", self.inner.import(copy)).await
+        self.timed("import", self.inner.import(copy)).await
     }
 }

@@ -39,6 +39,7 @@ mod changes;
 pub mod clock;
 #[cfg(feature = "testing")]
 pub mod conformance;
+pub mod control;
 pub mod copy;
 mod error;
 #[cfg(feature = "testing")]
@@ -48,26 +49,31 @@ mod instances;
 pub mod instrumented;
 pub mod memory;
 mod open;
+mod permits;
 pub mod postgres;
 pub mod redis;
+pub mod session;
 pub mod sqlite;
+mod told;
 pub mod url;
 mod wait;
 
 pub use breaker::{Breaker, BreakerState};
 pub use clock::Clock;
+pub use control::Control;
 pub use error::StoreError;
 pub use finding::{Finding, Level};
 pub use instrumented::Instrumented;
 pub use memory::MemoryStore;
 pub use postgres::{PostgresOptions, PostgresStore};
 pub use redis::{RedisOptions, RedisStore, RedisUrlError};
+pub use session::{HeldSession, SessionLock};
 pub use sqlite::{SqliteOptions, SqliteStore, Synchronous};
 pub use url::{StoreUrl, open_shared};
 
 /// A place where runs live.
 #[async_trait]
-pub trait Store: fmt::Debug + Send + Sync {
+pub trait Store: Control + fmt::Debug {
     /// Its kind, as in the first part of its URL: `memory`, `sqlite`, `redis`, `redis-cluster`,
     /// `postgres`.
     fn kind(&self) -> &'static str;
@@ -91,6 +97,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     ) -> Result<Vec<CommitOutcome>, StoreError>;
 
     /// Leases due jobs, the longest due first, up to the claimant's slots.
+    ///
+    /// A job that was due when it was queued counts as due for longer by
+    /// [`control::PRIORITY_HEAD_START`] for each step of its priority.
     ///
     /// A job whose lease expired is due. Each claim counts as an attempt.
     async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError>;
@@ -161,7 +170,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The revisions of `flow`, or of all flows, the latest registered first within a flow.
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError>;
 
-    /// Removes what is older than `retention`, a bounded share of it in one call.
+    /// Removes what is older than `retention` and records that have expired, a bounded share of
+    /// them in one call.
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError>;
 
     /// Notes that an instance is there. Instances that have been silent for a day are forgotten.
@@ -204,6 +214,12 @@ pub struct Beat {
     pub pid: u32,
     /// The version of flowgate that it runs.
     pub version: Arc<str>,
+    /// What it is for, if it was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub role: Option<Arc<str>>,
+    /// A label that those who run it gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
     /// The queues that it serves; none if it serves all.
     pub queues: Option<Vec<Arc<str>>>,
     /// How many attempts it can execute at a time.
@@ -212,6 +228,12 @@ pub struct Beat {
     pub running: u32,
     /// What it is doing.
     pub state: InstanceState,
+    /// How strained it is.
+    #[serde(default)]
+    pub degradation: Degradation,
+    /// What strains it, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strained_by: Option<Arc<str>>,
     /// How long it may be silent, in milliseconds, before something is wrong.
     pub silent_ms_max: u64,
 }
@@ -224,6 +246,32 @@ pub enum InstanceState {
     Ready,
     /// It finishes what it has and takes nothing new.
     Stopping,
+}
+
+/// How strained an instance is.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Degradation {
+    /// Not at all.
+    #[default]
+    Normal,
+    /// It does less, so that what it has goes on.
+    Degraded,
+    /// It takes on no new runs.
+    Critical,
+}
+
+impl Degradation {
+    /// As it is stored and shown.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Degraded => "degraded",
+            Self::Critical => "critical",
+        }
+    }
 }
 
 /// An instance as a store knows it.
@@ -308,6 +356,8 @@ pub enum Queues {
     All,
     /// These.
     Only(Vec<Arc<str>>),
+    /// All but these, which are paused.
+    AllBut(Vec<Arc<str>>),
 }
 
 impl Queues {
@@ -316,6 +366,7 @@ impl Queues {
         match self {
             Self::All => true,
             Self::Only(queues) => queues.iter().any(|name| **name == *queue),
+            Self::AllBut(queues) => !queues.iter().any(|name| **name == *queue),
         }
     }
 }
@@ -529,7 +580,7 @@ pub struct Retention {
     pub events: Duration,
     /// Their records, after their end.
     pub runs: Duration,
-    /// Runs touched in one call.
+    /// Runs and records touched in one call.
     pub batch: usize,
 }
 
@@ -549,6 +600,8 @@ pub struct Swept {
     pub logs: u64,
     /// Runs whose records it removed.
     pub runs: u64,
+    /// Records that had expired ([`control::Record`]).
+    pub records: u64,
     /// Whether more is due: the batch was full.
     pub more: bool,
 }

@@ -15,10 +15,12 @@ use flowgate_core::time::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use self::control::Agreed;
 use crate::clock::Clock;
 use crate::instances::Instances;
 use crate::open::hash::IdMap;
 use crate::open::{OpenJob, OpenRun, OpenRuns, Taker, Verdict, Waiting, Written, check_shape};
+use crate::told::Told;
 use crate::wait::{Ask, wait_due};
 use crate::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
@@ -26,12 +28,16 @@ use crate::{
     StoreCopy, StoreError, StoredRevision, Swept,
 };
 
+mod control;
+
 /// A store in memory. What it holds ends with it.
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: Clock,
     state: Mutex<State>,
+    agreed: Mutex<Agreed>,
     instances: Mutex<Instances>,
+    told: Told,
     /// The last position; it changes with the state, under its lock.
     feed_end: watch::Sender<u64>,
 }
@@ -92,7 +98,9 @@ impl MemoryStore {
         Self {
             clock,
             state: Mutex::default(),
+            agreed: Mutex::default(),
             instances: Mutex::default(),
+            told: Told::default(),
             feed_end: watch::Sender::default(),
         }
     }
@@ -277,8 +285,15 @@ impl Store for MemoryStore {
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {
-        let mut state = self.state.lock();
-        Ok(state.sweep(retention, self.clock.now()))
+        let now = self.clock.now();
+        let (swept, left) = self.state.lock().sweep(retention, now);
+        let records = self.agreed.lock().sweep(left, now);
+        let more = left == records;
+        Ok(Swept {
+            records: u64::try_from(records).expect("a batch fits in memory"),
+            more,
+            ..swept
+        })
     }
 
     async fn beat(&self, beat: &Beat) -> Result<(), StoreError> {
@@ -358,6 +373,7 @@ impl State {
             let jobs = jobs.into_iter().map(|job| {
                 let mut open = OpenJob::new(job.job, job.due_at, 0);
                 open.lost = job.lost;
+                open.queue(now);
                 open
             });
             self.open.load(open, jobs.collect(), now);
@@ -429,7 +445,8 @@ impl State {
         self.feed.insert(position, row);
     }
 
-    fn sweep(&mut self, retention: &Retention, now: Timestamp) -> Swept {
+    /// What it removed, and how much of the batch is left.
+    fn sweep(&mut self, retention: &Retention, now: Timestamp) -> (Swept, usize) {
         let mut swept = Swept::default();
         let mut left = retention.batch;
         // Events never outlive the record that they belong to.
@@ -466,8 +483,7 @@ impl State {
             swept.runs += 1;
             left -= 1;
         }
-        swept.more = left == 0;
-        swept
+        (swept, left)
     }
 }
 

@@ -25,12 +25,13 @@ use std::time::Duration;
 use flowgate_core::commit::{Claimed, Commit, Due, Guard, Job, JobChange};
 use flowgate_core::event::{Event, LeaseStamp};
 use flowgate_core::ids::{CommitId, InstanceId, JobId, LeaseToken, RunId, StepIndex};
-use flowgate_core::limits::{CLAIM_BATCH_MAX, COMMIT_BYTES_MAX};
+use flowgate_core::limits::{CLAIM_BATCH_MAX, COMMIT_BYTES_MAX, PRIORITY_MAX};
 use flowgate_core::run::Run;
 use flowgate_core::time::Timestamp;
 
 use self::hash::IdMap;
 use self::index::{Index, Key};
+use crate::control::{PRIORITY_HEAD_START, QueueStats};
 use crate::{
     Claimant, JobDetail, LeaseDetail, LeaseRef, Queues, Refusal, Renewal, RunDetail, RunRow,
 };
@@ -69,6 +70,8 @@ pub(crate) struct OpenJob {
     pub(crate) lease: Option<Lease>,
     /// Leases that ended without a word and are not in the log yet.
     pub(crate) lost: Vec<LeaseStamp>,
+    /// How many steps of priority it is ahead of where its due time puts it.
+    pub(crate) ahead: u8,
     place: Place,
     /// Orders jobs that are due at the same time.
     ticket: u64,
@@ -245,7 +248,7 @@ impl OpenRuns {
                 JobChange::Add { job, due } => {
                     *ticket_last += 1;
                     let mut added = OpenJob::new(job.clone(), due_at(*due, now), *ticket_last);
-                    added.place = added.place_when_free(now);
+                    added.queue(now);
                     if hand_off.take(&mut added, now) {
                         handed_off.push(added.claimed(&open.run));
                     }
@@ -261,7 +264,7 @@ impl OpenRuns {
                         job.lease = None;
                         job.due_at = due_at(*due, now);
                         job.ticket = *ticket_last;
-                        job.place = job.place_when_free(now);
+                        job.queue(now);
                         index.insert(job);
                     }
                 }
@@ -297,7 +300,7 @@ impl OpenRuns {
         again
     }
 
-    /// Leases the jobs that have been due longest.
+    /// Leases the jobs that have been due longest, each as if its head start were time.
     pub(crate) fn claim(&mut self, claimant: &Claimant, now: Timestamp) -> Vec<Claimed> {
         self.let_time_pass(now);
         let count = claimant.slots.min(CLAIM_BATCH_MAX);
@@ -339,6 +342,29 @@ impl OpenRuns {
         Renewal::Held(expires_at)
     }
 
+    /// Makes a delayed job due; whether that changed it, or none if there is no such job.
+    pub(crate) fn wake(&mut self, job_id: JobId, now: Timestamp) -> Option<bool> {
+        let open = self.runs.get_mut(&job_id.run_id)?;
+        let at = open.find(job_id.step).ok()?;
+        let job = &mut open.jobs[at];
+        let is_later = job.place == Place::Delayed && job.due_at > now;
+        if is_later {
+            self.ticket_last += 1;
+            self.index.remove(job);
+            job.due_at = now;
+            job.ticket = self.ticket_last;
+            job.queue(now);
+            self.index.insert(job);
+        }
+        Some(is_later)
+    }
+
+    /// What waits in each queue.
+    pub(crate) fn stats(&mut self, now: Timestamp) -> Vec<QueueStats> {
+        self.let_time_pass(now);
+        self.index.stats()
+    }
+
     /// Whether a job of `queues` is ready, or else how to wait for one.
     pub(crate) fn wait(&mut self, queues: &Queues, now: Timestamp) -> Waiting {
         self.let_time_pass(now);
@@ -360,9 +386,10 @@ impl OpenRuns {
 
     /// Jobs whose delay or lease is over become ready.
     fn let_time_pass(&mut self, now: Timestamp) {
-        while let Some(job_id) = self.index.pop_over(now) {
+        while let Some(job_id) = self.index.first_over(now) {
             let open = self.runs.get_mut(&job_id.run_id).expect("an indexed job has a run");
             let at = open.find(job_id.step).expect("an indexed job is open");
+            self.index.remove(&open.jobs[at]);
             open.jobs[at].place = Place::Ready;
             self.index.insert(&open.jobs[at]);
         }
@@ -437,11 +464,20 @@ impl OpenRun {
 impl OpenJob {
     /// A job that nobody has leased.
     pub(crate) fn new(job: Job, due_at: Timestamp, ticket: u64) -> Self {
-        Self { job, due_at, lease: None, lost: Vec::new(), place: Place::Ready, ticket }
+        let place = Place::Ready;
+        Self { job, due_at, lease: None, lost: Vec::new(), ahead: 0, place, ticket }
     }
 
     fn key(&self) -> Key {
-        (self.due_at, self.ticket)
+        (self.due_at.minus(head_start(self.ahead)), self.ticket)
+    }
+
+    /// Puts it into its queue. Its priority counts if it is due, so that whoever waits longer than
+    /// the head start of the highest is overtaken by nobody.
+    pub(crate) fn queue(&mut self, now: Timestamp) {
+        self.place = self.place_when_free(now);
+        let is_due = self.place == Place::Ready;
+        self.ahead = if is_due { self.job.priority.min(PRIORITY_MAX) } else { 0 };
     }
 
     fn place_when_free(&self, now: Timestamp) -> Place {
@@ -500,6 +536,10 @@ impl OpenJob {
             lost: self.lost.clone(),
         }
     }
+}
+
+fn head_start(ahead: u8) -> Duration {
+    PRIORITY_HEAD_START * u32::from(ahead)
 }
 
 fn due_at(due: Due, now: Timestamp) -> Timestamp {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   commit_batch    lock runs > lock leases > now > judge > runs, log, jobs > hand off
-//!   claim_jobs      end leases that are over > lock due jobs > lease them
+//!   claim_jobs      end leases that are over > lock due jobs in their order > lease them
 //!   the feed        rows of the log by (xid, ordinal), below the snapshot's xmin
 //! ```
 //!
@@ -17,6 +17,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,6 +30,9 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 pub use self::examine::examine;
+pub use self::transaction::{PostgresConnection, PostgresTransaction};
+/// The driver, whose transactions callers write in.
+pub use tokio_postgres;
 
 use self::claim::OwnLink;
 use self::endpoint::{Endpoint, Kept, split_parameters};
@@ -44,18 +48,27 @@ use crate::{
 
 mod claim;
 mod commit;
+mod control;
 mod endpoint;
 mod examine;
 mod fault;
 mod floor;
 mod hints;
 mod keep;
+mod permits;
 mod pool;
+mod queues;
 mod read;
+mod records;
 mod rows;
 mod schema;
+mod session;
+mod terms;
+mod transaction;
 mod wait;
 
+/// The schema, unless the URL names one.
+const SCHEMA: &str = "flowgate";
 /// How much longer a call may take that has a lot to do.
 const LONG_FACTOR: u32 = 10;
 
@@ -64,8 +77,9 @@ const LONG_FACTOR: u32 = 10;
 pub struct PostgresOptions {
     /// Server, database and user, as `postgres://USER:PASSWORD@HOST:PORT/DATABASE`.
     pub url: String,
-    /// Where hints from other instances are listened for; `url` if there is none. Behind a pooler
-    /// in transaction mode this has to be the server itself; without, polling goes on.
+    /// Where hints from other instances are listened for and sessions are locked; `url` if there is
+    /// none. Behind a pooler in transaction mode this has to be the server itself; without,
+    /// polling goes on, and sessions cannot be locked.
     pub listen_url: Option<String>,
     /// The schema that holds everything; it is made if it is not there.
     pub schema: String,
@@ -82,7 +96,7 @@ impl PostgresOptions {
         let mut options = Self {
             url: String::new(),
             listen_url: None,
-            schema: "flowgate".to_owned(),
+            schema: SCHEMA.to_owned(),
             pool_size: 8,
             call_timeout: Duration::from_millis(2_500),
         };
@@ -130,6 +144,10 @@ impl std::fmt::Debug for PostgresOptions {
 pub struct PostgresStore {
     options: PostgresOptions,
     endpoint: Endpoint,
+    /// The server itself, also if a pooler is before it.
+    listen: Endpoint,
+    /// Whether it has turned out to be that.
+    is_direct: AtomicBool,
     pool: Pool,
     sql: Statements,
     hints: Arc<Hints>,
@@ -152,11 +170,13 @@ impl PostgresStore {
         let hints = Arc::<Hints>::default();
         let channel = format!("flowgate_{}", options.schema);
         let in_touch =
-            hints::keep_in_touch(Arc::clone(&hints), listen, channel, options.call_timeout);
+            hints::keep_in_touch(Arc::clone(&hints), listen.clone(), channel, options.call_timeout);
         Ok(Self {
             pool: Pool::new(&endpoint, options.pool_size, options.call_timeout),
             sql: Statements::in_schema(&options.schema),
             endpoint,
+            listen,
+            is_direct: AtomicBool::new(false),
             options,
             hints,
             floor_due: Floor::new(),
@@ -191,6 +211,13 @@ struct Statements {
     beat: String,
     import_revision: String,
     import_run: String,
+    take_term: String,
+    release_term: String,
+    write_records: String,
+    take_permits: String,
+    release_permits: String,
+    wake_jobs: String,
+    queue_stats: String,
 }
 
 impl Statements {
@@ -201,7 +228,7 @@ impl Statements {
         };
         Self {
             now: call("store_now", 0),
-            commit: call("commit_batch", 29),
+            commit: call("commit_batch", 31),
             leased_again: format!(
                 "SELECT row_to_json(j)::text, r.record \
                  FROM unnest($1, $2) AS c (run_id, commit_id) \
@@ -210,10 +237,10 @@ impl Statements {
                  WHERE j.granted_by = c.commit_id AND j.instance = $3 AND j.is_leased \
                  AND j.expires_at > \"{schema}\".store_now() ORDER BY j.run_id, j.step"
             ),
-            claim: call("claim_jobs", 7),
+            claim: call("claim_jobs", 8),
             log_rows: call("log_rows", 2),
             renew: call("renew_leases", 4),
-            next_due: call("next_due", 3),
+            next_due: call("next_due", 4),
             feed_grown: format!(
                 "SELECT xid < pg_snapshot_xmin(pg_current_snapshot()) FROM \"{schema}\".log \
                  WHERE xid >= $1::xid8 AND (xid > $1::xid8 OR ordinal + count > $2 + 1) \
@@ -224,7 +251,14 @@ impl Statements {
             sweep: call("sweep_runs", 3),
             beat: call("note_beat", 3),
             import_revision: call("import_revision", 6),
-            import_run: call("import_run", 31),
+            import_run: call("import_run", 32),
+            take_term: call("take_term", 5),
+            release_term: call("release_term", 2),
+            write_records: call("write_records", 7),
+            take_permits: call("take_permits", 7),
+            release_permits: call("release_permits", 5),
+            wake_jobs: call("wake_jobs", 2),
+            queue_stats: call("queue_stats", 1),
         }
     }
 }

@@ -13,12 +13,14 @@
 //!             feed          stream: a row for each batch, named by its first position, that
 //!                           points into logs; `feed:dead` counts what retention removed of it
 //!             lines:ID      log lines
-//!             queue:NAME    jobs by when they are due; `queues` has their names
+//!             queue:NAME    jobs by when they are due, ahead of that by their priority; `queues`
+//!                           has their names
 //!             leases        runs with leased jobs, by when to look at them: no later than when the
 //!                           first of these leases ends
 //!             runs, open, failed, cancelled, flow:NAME, tag:…    runs by their start
 //!             ended, swept  runs by their end, with and without events
 //! PREFIX:{p0}:flows, revisions:FLOW, active, instances
+//! PREFIX:{pN}:terms…, record…, permits…    see `control.rs`
 //! ```
 //!
 //! What each failure does:
@@ -63,6 +65,7 @@ use crate::{
 
 mod claim;
 mod commit;
+mod control;
 mod fault;
 mod hints;
 mod keep;
@@ -70,10 +73,15 @@ mod link;
 mod list;
 mod options;
 mod partition;
+mod permits;
+mod queues;
+mod range;
 mod read;
+mod records;
 mod rows;
 mod script;
 mod settings;
+mod terms;
 
 /// How often a claim looks again because others were faster.
 const CLAIM_ROUNDS_MAX: usize = 16;
@@ -223,6 +231,13 @@ impl RedisStore {
         }
     }
 
+    /// The connection of `renew` if the caller is where it is driven, else that of all others.
+    fn link_here(&self) -> Option<Arc<Link>> {
+        let runtime = tokio::runtime::Handle::current().id();
+        let renewing = self.renewing.lock();
+        renewing.as_ref().filter(|(of, _)| *of == runtime).map(|(_, link)| Arc::clone(link))
+    }
+
     async fn renew_in(
         &self,
         link: &Link,
@@ -369,7 +384,7 @@ impl Store for RedisStore {
                 break;
             }
         }
-        claimed.sort_by_key(|due| due.due_us);
+        claimed.sort_by_key(|due| due.order_us);
         self.satisfy(claimed.into_iter().map(|due| due.needy).collect()).await
     }
 

@@ -31,6 +31,7 @@ use self::writer::{Writer, WriterHandle, Written};
 use crate::clock::Clock;
 use crate::instances::Instances;
 use crate::open::{OpenRun, Waiting};
+use crate::told::Told;
 use crate::wait::{Ask, wait_due};
 use crate::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
@@ -38,6 +39,7 @@ use crate::{
     StoreCopy, StoreError, StoredRevision, Swept,
 };
 
+mod control;
 mod examine;
 mod fault;
 mod file;
@@ -45,8 +47,11 @@ mod import;
 mod listing;
 mod owner;
 mod payloads;
+mod permits;
 mod read;
+mod records;
 mod rows;
+mod terms;
 mod write;
 mod writer;
 
@@ -59,6 +64,7 @@ pub struct SqliteStore {
     path: PathBuf,
     clock: Clock,
     readers: Arc<Readers>,
+    told: Told,
     access: Access,
 }
 
@@ -150,7 +156,8 @@ impl SqliteStore {
         })?;
         let owner = Owner { writer: Arc::new(writer), thread, written, feed_end };
         let readers = Readers::new(path.clone());
-        Ok(Self { path, clock, readers, access: Access::Owner(RwLock::new(Some(owner))) })
+        let access = Access::Owner(RwLock::new(Some(owner)));
+        Ok(Self { path, clock, readers, told: Told::default(), access })
     }
 
     /// Opens the file for reading only, also beside a process that owns it.
@@ -169,7 +176,8 @@ impl SqliteStore {
             }
         };
         let readers = Readers::new(path.clone());
-        Ok(Self { path, clock: Clock::wall(), readers, access: Access::Reader { format } })
+        let access = Access::Reader { format };
+        Ok(Self { path, clock: Clock::wall(), readers, told: Told::default(), access })
     }
 
     /// Who owns the file at `path`, in words; nobody if no process has it open to write.

@@ -16,14 +16,19 @@ mod bench;
 mod completions;
 mod config;
 mod crash_test;
+mod dead;
 mod dev;
 mod doctor;
 mod flows;
 mod instances;
+mod queues;
 mod run;
-mod runs;
+pub(crate) mod runs;
+pub(crate) mod schedules;
 mod store;
+mod subscribers;
 mod why;
+mod worker;
 
 const AFTER_HELP: &str = "\
 Exit codes: 0 done, 1 the run failed, 2 wrong usage or invalid input, 3 store unreachable, \
@@ -88,14 +93,24 @@ enum Command {
     Run(run::Args),
     /// Serve the flows of a folder: run, watch and resume them
     Dev(dev::Args),
+    /// Execute runs in a process that stays
+    Worker(worker::Args),
     /// Look at flows: list, show, validate, graph, diff, schema
     Flows(flows::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
+    /// Look at schedules and their occurrences, add and steer them
+    Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
+    /// Look at queues, pause and resume them, and limit them
+    Queues(queues::Args),
+    /// Look at failed runs that nobody has dealt with, try them again or drop them
+    Dead(dead::Args),
     /// List the instances that work on the store
     Instances(instances::Args),
+    /// Look at subscribers, and say where they go on
+    Subscribers(subscribers::Args),
     /// Look at the store for what may cost runs, and say the remedy
     Doctor(doctor::Args),
     /// Copy a store to another one
@@ -148,10 +163,15 @@ fn dispatch(app: App, command: Command) -> Outcome {
     match command {
         Command::Run(args) => block_on(run::run(app, args)),
         Command::Dev(args) => block_on(dev::run(app, args)),
+        Command::Worker(args) => block_on(worker::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
+        Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
+        Command::Queues(args) => block_on(queues::run(app, args)),
+        Command::Dead(args) => block_on(dead::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
+        Command::Subscribers(args) => block_on(subscribers::run(app, args)),
         Command::Doctor(args) => block_on(doctor::run(app, args)),
         Command::Store(args) => block_on(store::run(app, args)),
         Command::Bench(args) => block_on(bench::run(app, args)),
@@ -191,24 +211,35 @@ impl Global {
         };
         let flag = if self.quiet { "-q" } else { "-v" };
         values.extend(level.map(|level| ("log".to_owned(), level.to_owned(), flag)));
-        let concurrency = match command {
-            Command::Run(args) => args.concurrency,
-            Command::Dev(args) => args.concurrency,
+        let concurrency =
+            |n: Option<usize>| n.map(|n| ("concurrency", n.to_string(), "--concurrency"));
+        let own: Vec<_> = match command {
+            Command::Run(args) => concurrency(args.concurrency).into_iter().collect(),
+            Command::Dev(args) => {
+                let listen = args.listen.clone().map(|address| ("listen", address, "--listen"));
+                concurrency(args.concurrency).into_iter().chain(listen).collect()
+            }
+            Command::Worker(args) => {
+                let worker::Verb::Start(args) = &args.verb;
+                args.settings()
+            }
             Command::Flows(_)
             | Command::Runs(_)
+            | Command::Schedules(_)
             | Command::Why(_)
+            | Command::Queues(_)
+            | Command::Dead(_)
             | Command::Instances(_)
+            | Command::Subscribers(_)
             | Command::Doctor(_)
             | Command::Store(_)
             | Command::Bench(_)
             | Command::CrashTest(_)
             | Command::CrashWorker(_)
             | Command::Config(_)
-            | Command::Completions(_) => None,
+            | Command::Completions(_) => Vec::new(),
         };
-        values.extend(
-            concurrency.map(|n| ("concurrency".to_owned(), n.to_string(), "--concurrency")),
-        );
+        values.extend(own.into_iter().map(|(key, value, flag)| (key.to_owned(), value, flag)));
         Flags { values, file: self.config.clone() }
     }
 }

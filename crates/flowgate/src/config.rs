@@ -3,13 +3,14 @@
 //! Every setting has one key, one variable and one default, all in [`KEYS`]. A value is kept as
 //! text with where it came from until it is read, so that an error can name its place.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::flow::Span;
 use flowgate_core::ids::is_identifier;
+use flowgate_engine::DegradationConfig;
 use flowgate_store::url::{StoreUrlError, masked};
 use flowgate_store::{Queues, Retention, StoreUrl};
 use tracing_subscriber::filter::LevelFilter;
@@ -18,6 +19,11 @@ use crate::failure::Failure;
 use flowgate_core::flow::nearest;
 
 mod file;
+pub(crate) mod sinks;
+mod strain;
+mod worker;
+
+pub(crate) use worker::{Listen, Role};
 
 /// The file that is looked for in the current folder.
 const FILE: &str = "flowgate.toml";
@@ -43,7 +49,7 @@ const fn key(
 }
 
 /// Every setting there is.
-pub(crate) const KEYS: [Key; 10] = [
+pub(crate) const KEYS: [Key; 22] = [
     key("store", "FLOWGATE_STORE", "sqlite:.flowgate/flowgate.db", "where runs live"),
     key(
         "store.allow_volatile",
@@ -53,12 +59,69 @@ pub(crate) const KEYS: [Key; 10] = [
     ),
     key("concurrency", "FLOWGATE_CONCURRENCY", "256", "attempts at the same time"),
     key("lease", "FLOWGATE_LEASE", "30s", "how long a job stays with an instance unheard of"),
+    key(
+        "leader.lease",
+        "FLOWGATE_LEADER_LEASE",
+        "10s",
+        "how long a leader that is unheard of keeps others from firing schedules",
+    ),
     key("shutdown_grace", "FLOWGATE_SHUTDOWN_GRACE", "10s", "time for attempts to end on Ctrl-C"),
     key("retention.events", "FLOWGATE_RETENTION_EVENTS", "7d", "events of finished runs"),
     key("retention.runs", "FLOWGATE_RETENTION_RUNS", "30d", "records of finished runs"),
     key("synchronous", "FLOWGATE_SYNCHRONOUS", "full", "full: survives power loss; normal: faster"),
     key("log", "FLOWGATE_LOG", "warn", "off, error, warn, info, debug or trace"),
     key("queues", "FLOWGATE_QUEUES", "*", "queues to serve; `*` is all of them"),
+    key("role", "FLOWGATE_ROLE", "all", "of a worker: all, job-worker, cron-worker or auto"),
+    key("pool", "FLOWGATE_POOL", "", "a label that is listed with the instance"),
+    key("listen", "FLOWGATE_LISTEN", "127.0.0.1:7420", "health and metrics of a worker; or off"),
+    key(
+        "summary_interval",
+        "FLOWGATE_SUMMARY_INTERVAL",
+        "30s",
+        "between lines of figures; 0s: none",
+    ),
+    key(
+        "degradation.store_latency",
+        "FLOWGATE_DEGRADATION_STORE_LATENCY",
+        "250ms,1s",
+        "answers of the store that mean degraded, critical; or off",
+    ),
+    key(
+        "degradation.loop_delay",
+        "FLOWGATE_DEGRADATION_LOOP_DELAY",
+        "200ms,1s",
+        "delays of the event loop that mean degraded, critical; or off",
+    ),
+    key(
+        "degradation.memory",
+        "FLOWGATE_DEGRADATION_MEMORY",
+        "80%,92%",
+        "shares of memory that mean degraded, critical; or off",
+    ),
+    key(
+        "degradation.memory_limit",
+        "FLOWGATE_DEGRADATION_MEMORY_LIMIT",
+        "auto",
+        "such as 512MiB; auto: that of the control group",
+    ),
+    key(
+        "degradation.queue_due",
+        "FLOWGATE_DEGRADATION_QUEUE_DUE",
+        "50000,1000000",
+        "due jobs that mean degraded, critical; or off",
+    ),
+    key(
+        "degradation.queue_age",
+        "FLOWGATE_DEGRADATION_QUEUE_AGE",
+        "5m,1h",
+        "waits of the first due job that mean degraded, critical; or off",
+    ),
+    key(
+        "degradation.schedules",
+        "FLOWGATE_DEGRADATION_SCHEDULES",
+        "pause",
+        "schedules of a critical leader: pause or run",
+    ),
 ];
 
 /// Variables that a process step finds in its environment; they are no settings.
@@ -71,19 +134,31 @@ const STEP_VARIABLES: [&str; 6] = [
     "FLOWGATE_KEY",
 ];
 
+/// How variables begin that Kubernetes puts into every container beside a service called flowgate.
+const SERVICE_VARIABLES: [&str; 2] = ["FLOWGATE_PORT", "FLOWGATE_SERVICE_"];
+
 /// Everything that can be set, read.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) store: StoreUrl,
     pub(crate) concurrency: usize,
     pub(crate) lease: Duration,
+    pub(crate) leader_lease: Duration,
     pub(crate) shutdown_grace: Duration,
     pub(crate) retention: Retention,
     pub(crate) synchronous: Synchronous,
     pub(crate) log: LevelFilter,
     pub(crate) queues: Queues,
+    pub(crate) role: Role,
+    pub(crate) pool: Option<Arc<str>>,
+    pub(crate) listen: Listen,
+    /// None if there are no lines of figures.
+    pub(crate) summary_interval: Option<Duration>,
+    pub(crate) degradation: DegradationConfig,
     /// Every setting as it was written, in the order of [`KEYS`].
     pub(crate) settings: Vec<Setting>,
+    /// The subscribers that the file asks for.
+    pub(crate) sinks: Vec<sinks::Sink>,
 }
 
 /// When a commit counts as written.
@@ -164,7 +239,7 @@ impl Config {
     fn layered(
         flags: &Flags,
         variable: impl Fn(&'static str) -> Option<String>,
-        file: &BTreeMap<&'static str, (String, Origin)>,
+        file: &file::FileSettings,
     ) -> Result<Self, Failure> {
         for (name, ..) in &flags.values {
             known(name).map_err(|failure| failure.path("--set"))?;
@@ -177,7 +252,7 @@ impl Config {
                     (value.clone(), Origin::Flag(flag))
                 } else if let Some(value) = variable(key.variable) {
                     (value, Origin::Variable(key.variable))
-                } else if let Some((value, origin)) = file.get(key.name) {
+                } else if let Some((value, origin)) = file.settings.get(key.name) {
                     (value.clone(), origin.clone())
                 } else {
                     (key.default.to_owned(), Origin::Default)
@@ -185,7 +260,7 @@ impl Config {
                 Setting { key: key.name, value, origin }
             })
             .collect();
-        Self::read(settings)
+        Ok(Self { sinks: file.sinks.clone(), ..Self::read(settings)? })
     }
 
     fn read(settings: Vec<Setting>) -> Result<Self, Failure> {
@@ -206,12 +281,27 @@ impl Config {
             store,
             concurrency: read(get("concurrency"), parse_concurrency)?,
             lease: read(get("lease"), parse_lease)?,
+            leader_lease: read(get("leader.lease"), parse_lease)?,
             shutdown_grace: span("shutdown_grace")?,
             retention,
             synchronous: read(get("synchronous"), parse_synchronous)?,
             log: read(get("log"), parse_level)?,
             queues: read(get("queues"), parse_queues)?,
+            role: read(get("role"), worker::parse_role)?,
+            pool: read(get("pool"), worker::parse_pool)?,
+            listen: read(get("listen"), worker::parse_listen)?,
+            summary_interval: Some(span("summary_interval")?).filter(|span| !span.is_zero()),
+            degradation: DegradationConfig {
+                store_latency: read(get("degradation.store_latency"), strain::spans)?,
+                loop_delay: read(get("degradation.loop_delay"), strain::spans)?,
+                memory: read(get("degradation.memory"), strain::shares)?,
+                memory_limit: read(get("degradation.memory_limit"), strain::limit)?,
+                queue_due: read(get("degradation.queue_due"), strain::numbers)?,
+                queue_age: read(get("degradation.queue_age"), strain::spans)?,
+                pauses_schedules: read(get("degradation.schedules"), strain::pauses)?,
+            },
             settings,
+            sinks: Vec::new(),
         })
     }
 }
@@ -299,12 +389,12 @@ fn known(name: &str) -> Result<&'static str, Failure> {
 
 /// Refuses variables that look like a slip of one of ours.
 ///
-/// Others are let through: Kubernetes puts variables such as `FLOWGATE_PORT_80_TCP` into every
-/// container beside a service called flowgate.
+/// Others are let through.
 fn check_variables(names: impl Iterator<Item = String>) -> Result<(), Failure> {
     for name in names.filter(|name| name.starts_with("FLOWGATE_")) {
         let is_ours = KEYS.iter().any(|key| key.variable == name);
-        if is_ours || STEP_VARIABLES.contains(&name.as_str()) {
+        let is_of_service = SERVICE_VARIABLES.iter().any(|start| name.starts_with(start));
+        if is_ours || is_of_service || STEP_VARIABLES.contains(&name.as_str()) {
             continue;
         }
         let tail = &name["FLOWGATE_".len()..];

@@ -19,6 +19,8 @@ use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
+use flowgate_core::schedule::ScheduleSpec;
+use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -27,11 +29,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::{Exit, Failure};
+use crate::steering::Steer;
 
 /// Bytes of a request: a payload and what goes with it.
 const REQUEST_BYTES_MAX: u64 = PAYLOAD_BYTES_MAX as u64 + (64 << 10);
 /// Bytes of an answer.
-const REPLY_BYTES_MAX: u64 = 64 << 10;
+const REPLY_BYTES_MAX: u64 = 1 << 20;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an owner may take to answer.
@@ -44,18 +47,94 @@ const CONNECTIONS_MAX: usize = 32;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
     /// Start a run.
-    Start { flow: String, input: Payload, key: Option<String>, tags: BTreeMap<String, String> },
+    Start { flow: String, input: Payload, options: StartOptions },
     /// Send a run a signal.
     Signal { run_id: RunId, signal: String, data: Payload },
     /// Stop a run for good.
     Cancel { run_id: RunId, reason: Option<String> },
     /// Try a finished run again.
     Retry { run_id: RunId, from: Option<String> },
+    /// Try a dead letter again.
+    RetryDead { run_id: RunId },
+    /// Change a schedule.
+    Schedule { name: String, change: ScheduleChange },
+    /// Change something else that is not about one run.
+    Steer(Steer),
+}
+
+/// What can be asked of a schedule.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum ScheduleChange {
+    /// Add it.
+    Add { spec: Box<ScheduleSpec>, replaces: bool },
+    /// Skip its occurrences.
+    Pause,
+    /// Skip them no longer.
+    Resume,
+    /// Remove it.
+    Remove,
+    /// Start what was due in a range and has no run.
+    Backfill { from: Timestamp, to: Timestamp },
+    /// Start a run now.
+    Trigger,
+}
+
+/// What a start may say besides its flow and its input.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StartOptions {
+    pub(crate) key: Option<String>,
+    pub(crate) tags: BTreeMap<String, String>,
+    pub(crate) singleton: Option<String>,
+    pub(crate) priority: Option<u8>,
+    pub(crate) due: Option<StartAt>,
+}
+
+/// When a start is due that is put off.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum StartAt {
+    AfterMs(u64),
+    At(Timestamp),
 }
 
 /// What an owner answers when it has done what it was asked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Reply {
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Reply {
+    /// About a run.
+    Run(RunReply),
+    /// About anything else.
+    Value(serde_json::Value),
+}
+
+impl Reply {
+    /// The answer to a request about a run.
+    pub(crate) fn run(self) -> Result<RunReply, Failure> {
+        match self {
+            Self::Run(reply) => Ok(reply),
+            Self::Value(_) => Err(Self::misfit()),
+        }
+    }
+
+    /// The answer to a request about something else.
+    pub(crate) fn value(self) -> Result<serde_json::Value, Failure> {
+        match self {
+            Self::Value(value) => Ok(value),
+            Self::Run(_) => Err(Self::misfit()),
+        }
+    }
+
+    fn misfit() -> Failure {
+        Failure::refused("reply_invalid", "the owner of the store answered something else")
+            .help("use the same version of flowgate on both sides")
+    }
+}
+
+/// What became of a request about a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunReply {
     /// The run that it is about; the new one after a start or a retry.
     pub(crate) run_id: RunId,
     pub(crate) flow: Arc<str>,
@@ -266,21 +345,26 @@ mod tests {
     impl Serve for Echo {
         async fn serve(&self, request: Request) -> Result<Reply, Failure> {
             match request {
-                Request::Start { flow, .. } => Ok(Reply {
+                Request::Start { flow, .. } => Ok(Reply::Run(RunReply {
                     run_id: RunId::derived(&flow, "k"),
                     flow: flow.into(),
                     status: RunStatus::Running,
                     existed: false,
-                }),
-                Request::Signal { .. } | Request::Cancel { .. } | Request::Retry { .. } => {
+                })),
+                Request::Signal { .. }
+                | Request::Cancel { .. }
+                | Request::Retry { .. }
+                | Request::RetryDead { .. } => {
                     Err(Failure::not_found("run_not_found", "no such run").help("look again"))
                 }
+                Request::Steer(_) => Ok(Reply::Value(serde_json::json!({ "count": 7 }))),
+                Request::Schedule { name, .. } => Ok(Reply::Value(name.into())),
             }
         }
     }
 
     fn start(input: Payload) -> Request {
-        Request::Start { flow: "order".into(), input, key: None, tags: BTreeMap::new() }
+        Request::Start { flow: "order".into(), input, options: StartOptions::default() }
     }
 
     async fn check(folder: &Path) {
@@ -294,7 +378,13 @@ mod tests {
         let serving = socket.serve(Arc::new(Echo), stop.clone());
         let asking = async {
             let reply = send(&database, &start(Payload::null())).await.unwrap().unwrap();
-            assert_eq!(reply.run_id, run_id);
+            assert_eq!(reply.run().unwrap().run_id, run_id);
+            let trigger = Request::Schedule { name: "s".into(), change: ScheduleChange::Trigger };
+            let reply = send(&database, &trigger).await.unwrap().unwrap();
+            assert_eq!(reply.value().unwrap(), "s");
+            let steer = Steer::SubscriberRetryDead { id: "p".to_owned(), run_id: None };
+            let reply = send(&database, &Request::Steer(steer)).await.unwrap().unwrap();
+            assert_eq!(reply.value().unwrap(), serde_json::json!({ "count": 7 }));
             let cancel = Request::Cancel { run_id, reason: None };
             let failure = send(&database, &cancel).await.unwrap_err();
             assert_eq!(failure.exit, Exit::NotFound);

@@ -1,39 +1,49 @@
 //! This process as an instance on its store: the engine, and who may ask it for something.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::commit::Due;
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
+use flowgate_core::view::Brief;
 use flowgate_engine::{
-    Applied, Engine, EngineConfig, EngineError, ProcessConfig, StartRequest, Workers,
+    Applied, Engine, EngineConfig, EngineError, ProcessConfig, SchedulerConfig, StartRequest,
+    Workers,
 };
 use flowgate_store::{Queues, Retention, Store, StoreUrl};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::cmd::App;
-use crate::config::Origin;
-use crate::control::{Reply, Request, Serve, Socket};
+use crate::cmd::{App, schedules};
+use crate::config::{Origin, Role};
+use crate::control::{
+    Reply, Request, RunReply, ScheduleChange, Serve, Socket, StartAt, StartOptions,
+};
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
 use crate::lookup;
+use crate::steering;
 use crate::stores::{self, OwnStore};
+use crate::subscribers;
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
+/// The most of a worker's grace that is kept for what comes after its attempts.
+const GRACE_REST_MAX: Duration = Duration::from_secs(4);
 
 /// What an instance executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// The queues that the settings name.
+    /// The queues that the settings name, and all that must be looked after.
     Everything,
+    /// The queues that the settings name, in this role, until it is told to stop.
+    As(Role),
     /// Nothing: it only writes down what it is asked.
     Nothing,
 }
@@ -54,21 +64,40 @@ impl Instance {
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
         let defaults = EngineConfig::new(instance_id);
+        let (shutdown_grace, kill_grace) = match work {
+            Work::As(_) => share_grace(app.config.shutdown_grace, defaults.process.kill_grace),
+            Work::Everything | Work::Nothing => {
+                (app.config.shutdown_grace, defaults.process.kill_grace)
+            }
+        };
         // Programs have a bound of their own, which yields to what the user says.
         let is_said = app.config.origin_of("concurrency") != &Origin::Default;
         let running_max =
             if is_said { app.config.concurrency } else { defaults.process.running_max };
         let config = EngineConfig {
-            process: ProcessConfig { running_max, ..defaults.process },
+            process: ProcessConfig { running_max, kill_grace, ..defaults.process },
+            role: match work {
+                Work::Everything => Some(Role::All.as_str().into()),
+                Work::As(role) => Some(role.as_str().into()),
+                Work::Nothing => None,
+            },
+            pool: app.config.pool.clone(),
+            degradation: app.config.degradation.clone(),
             queues: match work {
-                Work::Everything => app.config.queues.clone(),
+                Work::Everything | Work::As(_) => app.config.queues.clone(),
                 Work::Nothing => Queues::Only(Vec::new()),
             },
             slots: app.config.concurrency,
             lease: app.config.lease,
-            shutdown_grace: app.config.shutdown_grace,
+            shutdown_grace,
             retention: app.config.retention,
             retention_interval: sweep_interval(&app.config.retention),
+            schedules: match work {
+                Work::Everything | Work::As(Role::All | Role::CronWorker | Role::Auto) => {
+                    Some(SchedulerConfig::with_lease(app.config.leader_lease))
+                }
+                Work::As(Role::JobWorker) | Work::Nothing => None,
+            },
             ..defaults
         };
         let engine =
@@ -79,7 +108,7 @@ impl Instance {
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let instance = Arc::new(Self { engine, own, stop, socket });
         if let StoreUrl::Sqlite(path) = &app.config.store
-            && work == Work::Everything
+            && work != Work::Nothing
         {
             match Socket::bind(&stores::canonical(path)) {
                 Ok(socket) => {
@@ -87,13 +116,22 @@ impl Instance {
                     instance.socket.lock().await.spawn(serving);
                 }
                 Err(error) => app.output.warning(format_args!(
-                    "cannot listen beside {}: {error}; `flowgate runs start`, `signal`, `cancel` \
-                     and `retry` will not reach this process",
+                    "cannot listen beside {}: {error}; `flowgate runs start`, `signal`, `cancel`, \
+                     `retry` and changes of schedules will not reach this process",
                     path.display()
                 )),
             }
         }
         Ok(instance)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Begins the subscribers of the settings; they end with the instance.
+    pub(crate) async fn subscribe(&self, app: &App) -> Result<(), Failure> {
+        subscribers::subscribe(app, &self.engine).await
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -119,8 +157,14 @@ impl Instance {
                     && stored.revision.folder.as_deref() == Some(&*loaded.folder)
             })
         };
-        let fresh = flows.iter().filter(|loaded| !is_active(loaded));
-        let all = futures_util::future::join_all(fresh.map(|loaded| self.register(loaded)));
+        let all = futures_util::future::join_all(flows.iter().map(async |loaded| {
+            if is_active(&loaded) {
+                // Whoever made it active may have ended before it came to its schedules.
+                self.engine.register_schedules(&loaded.flow).await.map_err(failure)
+            } else {
+                self.register(loaded).await
+            }
+        }));
         all.await.into_iter().collect()
     }
 
@@ -129,12 +173,19 @@ impl Instance {
         &self,
         flow: &str,
         input: Payload,
-        key: Option<&str>,
-        tags: &BTreeMap<String, String>,
-    ) -> Result<Reply, Failure> {
+        options: &StartOptions,
+    ) -> Result<RunReply, Failure> {
+        let StartOptions { key, tags, singleton, priority, due } = options;
         let request = StartRequest {
-            key: key.map(Into::into),
+            key: key.as_deref().map(Into::into),
             tags: tags.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            singleton: singleton.as_deref().map(Into::into),
+            priority: *priority,
+            due: match due {
+                None => Due::Now,
+                Some(StartAt::AfterMs(ms)) => Due::After(Duration::from_millis(*ms)),
+                Some(StartAt::At(at)) => Due::At(*at),
+            },
             ..StartRequest::new(input)
         };
         match self.engine.start_run(flow, request).await {
@@ -145,6 +196,49 @@ impl Instance {
             Err(EngineError::NoFlow(name)) => Err(lookup::no_flow(self.store(), &name).await?),
             Err(error) => Err(failure(error)),
         }
+    }
+
+    /// Changes a schedule; what there is to say about it.
+    async fn change_schedule(
+        &self,
+        name: &str,
+        change: ScheduleChange,
+    ) -> Result<serde_json::Value, Failure> {
+        let engine = &self.engine;
+        let changed = match change {
+            ScheduleChange::Add { spec, replaces } => {
+                engine.add_schedule(name, *spec, replaces).await
+            }
+            ScheduleChange::Pause => engine.pause_schedule(name, true).await,
+            ScheduleChange::Resume => engine.pause_schedule(name, false).await,
+            ScheduleChange::Remove => engine.remove_schedule(name).await,
+            ScheduleChange::Backfill { from, to } => {
+                return match engine.backfill_schedule(name, (from, to)).await {
+                    Ok(rows) => Ok(rows.iter().map(schedules::row).collect()),
+                    Err(error) => Err(self.schedule_failure(error).await),
+                };
+            }
+            ScheduleChange::Trigger => {
+                return match engine.trigger_schedule(name).await {
+                    Ok(row) => Ok(schedules::row(&row)),
+                    Err(error) => Err(self.schedule_failure(error).await),
+                };
+            }
+        };
+        match changed {
+            Ok(named) => Ok(schedules::item(&named, self.store().now().await?)),
+            Err(error) => Err(self.schedule_failure(error).await),
+        }
+    }
+
+    async fn schedule_failure(&self, error: EngineError) -> Failure {
+        if let EngineError::NoSchedule(name) = &error {
+            return schedules::unknown(self.store(), name).await.unwrap_or_else(|failed| failed);
+        }
+        if let EngineError::NoFlow(name) = &error {
+            return lookup::no_flow(self.store(), name).await.unwrap_or_else(|failed| failed);
+        }
+        failure(error)
     }
 
     /// What is committed through this instance from now on.
@@ -162,33 +256,52 @@ impl Instance {
     }
 }
 
+/// Of the time that a worker has to stop, how long attempts have to end, and programs to be killed.
+///
+/// The rest is for what comes after: handing back what did not end, and the last commits.
+fn share_grace(whole: Duration, kill_grace: Duration) -> (Duration, Duration) {
+    let rest = (whole / 4).min(GRACE_REST_MAX);
+    (whole.saturating_sub(rest), kill_grace.min(rest / 2))
+}
+
 /// How often finished runs are swept: what is kept for a short time must also go soon.
 fn sweep_interval(retention: &Retention) -> Duration {
     retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
 }
 
-fn reply(run: &Run, existed: bool) -> Reply {
-    Reply { run_id: run.run_id, flow: Arc::clone(&run.flow), status: run.status, existed }
+fn reply(run: &Run, existed: bool) -> RunReply {
+    RunReply { run_id: run.run_id, flow: Arc::clone(&run.flow), status: run.status, existed }
 }
 
 impl Serve for Instance {
     async fn serve(&self, request: Request) -> Result<Reply, Failure> {
         match request {
-            Request::Start { flow, input, key, tags } => {
-                self.start_run(&flow, input, key.as_deref(), &tags).await
+            Request::Start { flow, input, options } => {
+                self.start_run(&flow, input, &options).await.map(Reply::Run)
             }
             Request::Signal { run_id, signal, data } => {
                 let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
-                Ok(reply(&run, false))
+                Ok(Reply::Run(reply(&run, false)))
             }
             Request::Cancel { run_id, reason } => {
                 let run = self.engine.cancel(run_id, reason.as_deref()).await.map_err(failure)?;
-                Ok(reply(&run, false))
+                Ok(Reply::Run(reply(&run, false)))
             }
             Request::Retry { run_id, from } => {
                 let started = self.engine.retry(run_id, from.as_deref()).await.map_err(failure)?;
                 let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                Ok(reply(&run, false))
+                Ok(Reply::Run(reply(&run, false)))
+            }
+            Request::Schedule { name, change } => {
+                self.change_schedule(&name, change).await.map(Reply::Value)
+            }
+            Request::RetryDead { run_id } => {
+                let started = self.engine.retry_dead_letter(run_id).await.map_err(failure)?;
+                let run = lookup::run(self.store(), started.run_id).await?.row.run;
+                Ok(Reply::Run(reply(&run, started.existing)))
+            }
+            Request::Steer(steer) => {
+                steering::carry_out(self.store(), steer).await.map(Reply::Value)
             }
         }
     }
@@ -221,7 +334,7 @@ impl News {
 }
 
 /// Why the engine did not do it, for people.
-fn failure(error: EngineError) -> Failure {
+pub(crate) fn failure(error: EngineError) -> Failure {
     match error {
         EngineError::NoFlow(name) => {
             Failure::not_found("flow_not_found", format!("there is no flow `{name}`")).path(&*name)
@@ -229,6 +342,18 @@ fn failure(error: EngineError) -> Failure {
         EngineError::NoRun(run_id) => {
             Failure::not_found("run_not_found", format!("there is no run {run_id}"))
                 .path(run_id.to_string())
+        }
+        EngineError::NoSchedule(name) => {
+            Failure::not_found("schedule_not_found", format!("there is no schedule `{name}`"))
+                .path(&*name)
+        }
+        EngineError::NotDead(run_id) => Failure::refused("not_dead", error.to_string())
+            .help(format!("see `flowgate why {run_id}`"))
+            .path(run_id.to_string()),
+        EngineError::NoSubscriber(ref id) => {
+            Failure::not_found("subscriber_not_found", error.to_string())
+                .help("see `flowgate subscribers list`")
+                .path(&**id)
         }
         EngineError::NoStep { .. } => Failure::usage("step_not_found", error.to_string()),
         EngineError::Input(problem) => Failure::usage("input_invalid", problem.to_string())
@@ -247,6 +372,11 @@ fn failure(error: EngineError) -> Failure {
                 Failure::new(Exit::Store, "store_failed", "the store failed").source(shared)
             }
         },
+        EngineError::Overloaded { ref cause, retry_after } => {
+            let message = format!("the instance is overloaded and takes no new runs: {cause}");
+            Failure::refused("overloaded", message)
+                .help(format!("try again in {}; what was accepted goes on", Brief(retry_after)))
+        }
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
             Failure::refused("engine_refused", error.to_string()).source(error)
         }

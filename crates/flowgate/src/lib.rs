@@ -46,10 +46,12 @@ pub use flowgate_core::event::{Event, StepError, StoredEvent};
 pub use flowgate_core::flow::{
     BackoffFile, Flow, FlowBuilder, FlowErrors, OnTimeout, Problem, Span, StepBuilder,
 };
-pub use flowgate_core::ids::{InstanceId, Revision, RunId};
+pub use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 pub use flowgate_core::payload::{Payload, PayloadError};
+pub use flowgate_core::retry::RetryPolicy;
 pub use flowgate_core::run::{Run, RunStatus, StepState};
 pub use flowgate_core::time::Timestamp;
+pub use flowgate_engine::subscriber;
 pub use flowgate_engine::{
     Applied, ConfigError, ContextError, Engine, EngineConfig, EngineError, FlowRef, HandlerError,
     StartRequest, Started, StepContext, Stop, Workers, instance_id,

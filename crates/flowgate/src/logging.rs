@@ -7,12 +7,17 @@ use tracing_subscriber::fmt;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
+/// Where lines of figures go; they are shown wherever warnings are.
+pub(crate) const SUMMARY: &str = "flowgate::summary";
+
 /// Starts logging at `level`; other people's crates only warn.
 pub(crate) fn start(level: LevelFilter) {
     let others = level.min(LevelFilter::WARN);
+    let summary = if level >= LevelFilter::WARN { level.max(LevelFilter::INFO) } else { level };
     let filter = Targets::new()
         .with_default(others)
         .with_target("flowgate", level)
+        .with_target(SUMMARY, summary)
         // It warns of every connection that it replaces, and a shutdown closes some.
         .with_target("deadpool", LevelFilter::ERROR.min(level));
     let registry = tracing_subscriber::registry().with(filter);

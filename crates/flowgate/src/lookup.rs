@@ -6,11 +6,12 @@ use std::time::Duration;
 use flowgate_core::flow::{Flow, Span, nearest};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
-use flowgate_core::run::Run;
+use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use flowgate_store::{RunCursor, RunDetail, RunQuery, RunRow, Store, StoredRevision};
 
 use crate::failure::Failure;
+use crate::report::FateView;
 
 /// Letters that a shortened run id must have.
 const PREFIX_LETTERS_MIN: usize = 6;
@@ -171,4 +172,13 @@ pub(crate) fn took(row: &RunRow, now: Timestamp) -> Duration {
 /// The name of a flow as stores look for it.
 pub(crate) fn flow_name(name: Option<&String>) -> Option<Arc<str>> {
     name.map(|name| name.as_str().into())
+}
+
+/// What became of a failed run, if somebody has dealt with it.
+pub(crate) async fn fate(store: &dyn Store, run: &Run) -> Result<Option<FateView>, Failure> {
+    if run.status != RunStatus::Failed {
+        return Ok(None);
+    }
+    let fate = flowgate_engine::fate_of(store, run.run_id).await?;
+    Ok(fate.map(|(fate, at)| FateView { fate, at: at.to_string() }))
 }

@@ -8,16 +8,21 @@ mod config;
 mod control;
 mod failure;
 mod flow_files;
+mod folders;
 mod input;
 mod instance;
 mod logging;
 mod lookup;
+mod monitor;
 mod output;
 mod progress;
 mod record;
 mod report;
 mod signals;
+mod steering;
 mod stores;
+mod subscribers;
+mod systemd;
 
 /// A commit is made on one thread and freed on another, over and over; with this allocator a step
 /// took about a fifth less CPU than with the system's (docs/benchmarks.md).

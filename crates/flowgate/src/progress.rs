@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use flowgate_core::event::{Event, StoredEvent};
-use flowgate_core::flow::{Action, Flow, Wait};
+use flowgate_core::flow::{Action, Flow, LimitName, Wait};
 use flowgate_core::ids::{RunId, StepIndex};
 use flowgate_core::run::StepState;
 use flowgate_core::view::Brief;
@@ -199,6 +199,9 @@ fn told(event: &Event) -> Option<(StepState, String)> {
             Some((StepState::Queued, format!("attempt {} was lost", lease.attempt)))
         }
         Event::StepReleased { .. } => Some((StepState::Queued, "handed back".to_owned())),
+        Event::StepParked { limit, .. } => {
+            Some((StepState::Queued, format!("waits for a permit of {}", LimitName(limit))))
+        }
         Event::AttemptFailed { lease, error, retry_after_ms, .. } => {
             let wait = Brief(Duration::from_millis(*retry_after_ms));
             let message = shortened(&error.message, MESSAGE_LETTERS);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use flowgate_core::event::{Event, StoredEvent};
+use flowgate_core::flow::LimitName;
 use flowgate_core::ids::{InstanceId, LeaseToken, Position, Revision, RunId};
 use flowgate_core::view::Brief;
 use serde::Serialize;
@@ -76,6 +77,7 @@ pub(crate) fn detail(event: &Event) -> String {
         | Event::StepReleased { lease, .. } => {
             format!("attempt {} on {}", lease.attempt, lease.instance)
         }
+        Event::StepParked { limit, reason, .. } => format!("{}: {reason}", LimitName(limit)),
         Event::EventEmitted { event, data, .. } | Event::EventRepeated { event, data, .. } => {
             format!("{event} {}", data.get())
         }

@@ -1,6 +1,7 @@
 //! A run as `run --json` and `runs show` tell it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use flowgate_core::event::{ErrorKind, Event, StoredEvent};
@@ -9,6 +10,7 @@ use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_core::view::{self, StepView};
+use flowgate_engine::Fate;
 use flowgate_store::{JobDetail, RunDetail};
 use serde::Serialize;
 
@@ -48,6 +50,26 @@ pub(crate) struct RunFacts {
     pub(crate) input: Option<Payload>,
     pub(crate) state: BTreeMap<Arc<str>, Payload>,
     pub(crate) jobs: Vec<JobView>,
+    /// What became of it as a dead letter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fate: Option<FateView>,
+}
+
+/// What became of a failed run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FateView {
+    #[serde(flatten)]
+    pub(crate) fate: Fate,
+    pub(crate) at: String,
+}
+
+impl fmt::Display for FateView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fate {
+            Fate::Retried { run_id } => write!(f, "tried again at {} as run {run_id}", self.at),
+            Fate::Dropped {} => write!(f, "dropped at {}", self.at),
+        }
+    }
 }
 
 /// An open job.
@@ -103,6 +125,7 @@ impl RunFacts {
             input,
             state: state.filter_map(|(key, seq)| Some((Arc::clone(key), value(*seq)?))).collect(),
             jobs: detail.jobs.iter().map(|job| JobView::new(flow, job)).collect(),
+            fate: None,
         }
     }
 }

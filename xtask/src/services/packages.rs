@@ -35,16 +35,22 @@ pub(crate) fn install(tools: &[Tool]) -> anyhow::Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    output::complain(&format!("installing {}", packages.join(" ")));
-    for mut command in commands(right(), &packages)? {
-        if !run_to_end(&mut command)?.success() {
-            bail!("cannot install these Debian packages: {}", packages.join(" "));
-        }
-    }
+    install_packages(&packages)?;
     match missing(tools, &|binary| find(binary).is_some()).first() {
         None => Ok(()),
         Some(tool) => bail!("{} is not on the path, even though installed", tool.binary),
     }
+}
+
+/// Installs these packages.
+pub(crate) fn install_packages(packages: &[&str]) -> anyhow::Result<()> {
+    output::complain(&format!("installing {}", packages.join(" ")));
+    for mut command in commands(right(), packages)? {
+        if !run_to_end(&mut command)?.success() {
+            bail!("cannot install these Debian packages: {}", packages.join(" "));
+        }
+    }
+    Ok(())
 }
 
 fn missing(tools: &[Tool], is_there: &dyn Fn(&str) -> bool) -> Vec<Tool> {

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Draft, Rejection};
-use crate::commit::{Commit, Guard};
+use crate::commit::{Commit, Due, Guard};
 use crate::event::{Event, RunStarted, StoredEvent};
 use crate::flow::Flow;
 use crate::ids::{CommitId, RunId, StepIndex};
@@ -40,13 +40,14 @@ pub fn retry(
         key: None,
         tags: old.tags.clone(),
         retry_of: Some(old.run_id),
+        priority: old.priority,
     };
     let (run_id, commit_id) = ids;
     let mut draft = Draft::begin(flow, run_id, started);
     carry_over(&mut draft, log, &again);
     for index in flow.step_indexes() {
         if let Some(inputs) = draft.inputs_if_ready(index) {
-            draft.open_step(index, inputs);
+            draft.open_step(index, inputs, Due::Now);
         }
     }
     Ok(draft.finish(commit_id, vec![Guard::RunAbsent]))
@@ -109,6 +110,7 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
             | Event::StepReleased { .. }
+            | Event::StepParked { .. }
             | Event::EventRepeated { .. }
             | Event::AttemptFailed { .. }
             | Event::StepFailed { .. }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::world::{Applied, RUN, World, ended, failure, success};
+use super::world::{Applied, RUN, World, ended, failure, parked, success};
 use super::{Output, Rejection, Report, retry};
 use crate::commit::Due;
 use crate::event::{ErrorKind, Event};
@@ -247,6 +247,53 @@ fn a_released_attempt_is_not_counted() {
     world.report(&ended(second, success(&["left", "right"]))).unwrap();
     let start = world.index("start");
     assert_eq!(world.run.as_ref().unwrap().step(start).attempt, 1);
+    world.check();
+}
+
+#[test]
+fn a_parked_attempt_is_not_counted_and_waits_as_long_as_it_is_told() {
+    let mut world = diamond();
+    let first = world.claim(world.job("start"));
+    world.report(&parked(first.clone())).unwrap();
+    assert_eq!(world.state("start"), StepState::Queued);
+    assert_eq!(world.jobs[&first.job_id].due, Due::After(Duration::from_mins(5)));
+    assert_eq!(world.kinds(), ["run.started", "step.queued", "step.parked"]);
+    let second = world.claim(world.job("start"));
+    assert_eq!((first.stamp.attempt, second.stamp.attempt), (1, 1));
+    assert_eq!(world.report(&ended(first, success(&["left"]))), Ok(Applied::Refused));
+    world.report(&ended(second, success(&["left", "right"]))).unwrap();
+    world.check();
+}
+
+#[test]
+fn a_wait_is_not_parked() {
+    let mut world = approval(&json!("fail"));
+    world.succeed("start", &[]);
+    let timer = world.claim(world.job("approve"));
+    assert_eq!(world.report(&parked(timer)), Err(Rejection::StepNotOpen(StepState::Waiting)));
+}
+
+#[test]
+fn a_job_has_the_priority_of_its_run_else_of_its_step() {
+    let steps = json!({
+        "start": { "run": { "worker": "w" }, "priority": 3 },
+        "next": { "subscribes": ["step:start"], "run": { "worker": "w" } },
+    });
+    for (of_run, expected) in [(None, [3, 0]), (Some(7), [7, 7])] {
+        let mut world = World::new(flow(&steps));
+        world.start_with(of_run, Due::Now);
+        assert_eq!(world.jobs[&world.job("start")].job.priority, expected[0]);
+        world.succeed("start", &[]);
+        assert_eq!(world.jobs[&world.job("next")].job.priority, expected[1]);
+    }
+}
+
+#[test]
+fn a_start_may_be_due_later() {
+    let mut world = World::new(flow(&json!({ "start": { "run": { "worker": "w" } } })));
+    let due = Due::After(Duration::from_mins(5));
+    world.start_with(None, due);
+    assert_eq!(world.jobs[&world.job("start")].due, due);
     world.check();
 }
 

@@ -67,12 +67,18 @@ impl World {
     }
 
     pub(super) fn start(&mut self) {
+        self.start_with(None, Due::Now);
+    }
+
+    pub(super) fn start_with(&mut self, priority: Option<u8>, due: Due) {
         let commit_id = self.commit_id();
         let request = Start {
             run_id: RUN,
             input: Payload::parse("{\"n\":1}").unwrap(),
             key: None,
             tags: BTreeMap::new(),
+            priority,
+            due,
         };
         let commit = start(&self.flow, &request, commit_id);
         assert_eq!(self.apply(&commit), Applied::Now);
@@ -257,4 +263,9 @@ pub(super) fn failure(kind: ErrorKind) -> Outcome {
 
 pub(super) fn ended(attempt: Attempt, outcome: Outcome) -> Report {
     Report::AttemptEnded { attempt, outcome, elapsed: Duration::from_millis(3), random: 0.5 }
+}
+
+pub(super) fn parked(attempt: Attempt) -> Report {
+    let (limit, reason) = ("step/random/s0/concurrency".into(), "2 at once".into());
+    Report::AttemptParked { attempt, limit, reason, due: Due::After(Duration::from_mins(5)) }
 }

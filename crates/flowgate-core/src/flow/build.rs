@@ -1,14 +1,16 @@
 //! Flows written in Rust: the same values as those of a file.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use super::{
-    BackoffFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile, RetryFile,
-    RunFile, Span, StepFile, Subscribes, WaitFile,
+    BackoffFile, ConcurrencyFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile,
+    RateFile, RetryFile, RunFile, SingletonFile, Span, StepFile, Subscribes, WaitFile,
 };
+use crate::schedule::ScheduleFile;
 
 /// Builds a flow.
 ///
@@ -33,8 +35,14 @@ pub struct FlowBuilder {
 impl FlowBuilder {
     /// A flow without steps.
     pub fn new(name: impl Into<String>) -> Self {
-        let file =
-            FlowFile { flow: name.into(), description: None, input: None, steps: IndexMap::new() };
+        let file = FlowFile {
+            flow: name.into(),
+            description: None,
+            input: None,
+            singleton: None,
+            steps: IndexMap::new(),
+            schedules: BTreeMap::new(),
+        };
         Self { file, doubles: Vec::new() }
     }
 
@@ -50,6 +58,18 @@ impl FlowBuilder {
         self
     }
 
+    /// Has one open run at a time, for each value of this path into the start's input.
+    pub fn singleton_by(mut self, key: impl Into<String>) -> Self {
+        self.file.singleton = Some(SingletonFile { key: Some(key.into()) });
+        self
+    }
+
+    /// Has one open run at a time.
+    pub fn singleton(mut self) -> Self {
+        self.file.singleton = Some(SingletonFile::default());
+        self
+    }
+
     /// Adds a step.
     pub fn step(mut self, step: StepBuilder) -> Self {
         if self.file.steps.contains_key(&step.name) {
@@ -60,6 +80,12 @@ impl FlowBuilder {
             });
         }
         self.file.steps.insert(step.name, step.file);
+        self
+    }
+
+    /// Starts runs by the clock; a name that was there before is replaced.
+    pub fn schedule(mut self, name: impl Into<String>, schedule: ScheduleFile) -> Self {
+        self.file.schedules.insert(name.into(), schedule);
         self
     }
 
@@ -231,6 +257,38 @@ impl StepBuilder {
         self
     }
 
+    /// Puts the step's jobs ahead of others that became due when they did, from 0 to 9.
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.file.priority = Some(priority);
+        self
+    }
+
+    /// Lets this many of the step's jobs run at the same time, over all instances.
+    pub fn concurrency(mut self, limit: u32) -> Self {
+        self.file.concurrency = Some(ConcurrencyFile { key: None, limit });
+        self
+    }
+
+    /// Lets this many of the step's jobs run at the same time for each value of this path into
+    /// their input, over all instances.
+    pub fn concurrency_by(mut self, key: impl Into<String>, limit: u32) -> Self {
+        self.file.concurrency = Some(ConcurrencyFile { key: Some(key.into()), limit });
+        self
+    }
+
+    /// Lets this many of the step's jobs begin in each span, over all instances.
+    pub fn rate(mut self, limit: u32, per: Duration) -> Self {
+        self.file.rate = Some(RateFile { key: None, limit, per: Span(per) });
+        self
+    }
+
+    /// Lets this many of the step's jobs begin in each span for each value of this path into their
+    /// input, over all instances.
+    pub fn rate_by(mut self, key: impl Into<String>, limit: u32, per: Duration) -> Self {
+        self.file.rate = Some(RateFile { key: Some(key.into()), limit, per: Span(per) });
+        self
+    }
+
     fn wait(&mut self) -> &mut WaitFile {
         self.file.wait.get_or_insert_default()
     }
@@ -267,12 +325,35 @@ mod tests {
         StepBuilder::new("start").worker("start").emits(["a", "b"])
     }
 
+    /// A step with everything that a step that runs can have.
+    fn charge() -> StepBuilder {
+        let backoff = BackoffFile {
+            initial: Some(Span(ms(200))),
+            factor: Some(2.0),
+            max: Some(Span(ms(60_000))),
+            jitter: Some(0.2),
+        };
+        StepBuilder::new("charge")
+            .description("Charges.")
+            .after_all(["a", "b"])
+            .http("http://127.0.0.1/")
+            .header("X-A", "b")
+            .attempts(5)
+            .backoff(backoff)
+            .timeout(ms(10_000))
+            .queue("slow")
+            .priority(5)
+            .concurrency_by("input[\"a\"].tenant", 2)
+            .rate(10, ms(1_000))
+    }
+
     #[test]
     fn the_builder_makes_the_value_of_the_file() {
         let text = r#"
 flow: order
 description: Orders.
 input: { type: object }
+singleton: { key: input.tenant }
 steps:
   start: { run: { worker: start }, emits: [a, b] }
   charge:
@@ -282,6 +363,9 @@ steps:
     retry: { attempts: 5, backoff: { initial: 200ms, factor: 2, max: 1m, jitter: 0.2 } }
     timeout: 10s
     queue: slow
+    priority: 5
+    concurrency: { key: 'input["a"].tenant', limit: 2 }
+    rate: { limit: 10, per: 1s }
   list:
     subscribes: { any: [a, b] }
     run: { process: { command: [ls, -l], cwd: /tmp, env: { LANG: C } } }
@@ -292,22 +376,9 @@ steps:
     emits: [yes, late]
   later: { subscribes: [late], wait: { delay: 1h } }
   newyear: { subscribes: [yes], wait: { until: 2030-01-01T00:00:00Z } }
+schedules:
+  nightly: { cron: "0 2 * * *", zone: Europe/Berlin, input: { orderId: 7 } }
 "#;
-        let backoff = BackoffFile {
-            initial: Some(Span(ms(200))),
-            factor: Some(2.0),
-            max: Some(Span(ms(60_000))),
-            jitter: Some(0.2),
-        };
-        let charge = StepBuilder::new("charge")
-            .description("Charges.")
-            .after_all(["a", "b"])
-            .http("http://127.0.0.1/")
-            .header("X-A", "b")
-            .attempts(5)
-            .backoff(backoff)
-            .timeout(ms(10_000))
-            .queue("slow");
         let list = StepBuilder::new("list").after_any(["a", "b"]).process(["ls", "-l"]);
         let approve = StepBuilder::new("approve")
             .after_all(["step:print"])
@@ -315,16 +386,24 @@ steps:
             .wait_match("level", 2)
             .wait_timeout(ms(172_800_000), OnTimeout::Emit("late".to_owned()))
             .emits(["yes", "late"]);
+        let nightly = ScheduleFile {
+            cron: Some("0 2 * * *".to_owned()),
+            zone: Some("Europe/Berlin".to_owned()),
+            input: Some(json!({ "orderId": 7 })),
+            ..ScheduleFile::default()
+        };
         let built = FlowBuilder::new("order")
             .description("Orders.")
             .input_schema(json!({ "type": "object" }))
+            .singleton_by("input.tenant")
             .step(entry())
-            .step(charge)
+            .step(charge())
             .step(list.cwd("/tmp").env("LANG", "C"))
             .step(StepBuilder::new("print").after_all(["step:list"]).shell("echo"))
             .step(approve)
             .step(StepBuilder::new("later").after_all(["late"]).wait_delay(ms(3_600_000)))
             .step(StepBuilder::new("newyear").after_all(["yes"]).wait_until("2030-01-01T00:00:00Z"))
+            .schedule("nightly", nightly)
             .build()
             .unwrap();
         let parsed = Flow::parse(text).unwrap();

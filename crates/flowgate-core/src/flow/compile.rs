@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::input::compile_schema;
 use super::{
-    Action, Flow, FlowFile, Needs, OnTimeout, RunFile, Slot, Step, StepFile, Subscribes, Wait,
-    WaitFile,
+    Action, Flow, FlowFile, KeyPath, Needs, OnTimeout, RunFile, Singleton, Slot, Step, StepFile,
+    StepLimit, Subscribes, Wait, WaitFile,
 };
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
@@ -23,11 +23,16 @@ impl Flow {
         });
         let mut slots = Slots::default();
         let steps: Vec<Step> =
-            file.steps.iter().map(|(name, step)| compile_step(name, step, &mut slots)).collect();
+            file.steps.iter().map(|item| compile_step(&file.flow, item, &mut slots)).collect();
+        let singleton = file.singleton.as_ref();
         let mut flow = Self {
             name: file.flow.as_str().into(),
             revision,
             entry: StepIndex(0),
+            singleton: singleton.map(|file| match file.key.as_deref() {
+                None => Singleton::Flow,
+                Some(key) => Singleton::Value(KeyPath::valid(key)),
+            }),
             step_by_name: HashMap::new(),
             slots: slots.list,
             slot_by_name: slots.by_name,
@@ -63,6 +68,8 @@ impl Flow {
 /// they were written in and whichever way `serde_json` was built.
 fn sort_values(file: &mut FlowFile) {
     file.input.iter_mut().for_each(serde_json::Value::sort_all_objects);
+    let inputs = file.schedules.values_mut().filter_map(|schedule| schedule.input.as_mut());
+    inputs.for_each(serde_json::Value::sort_all_objects);
     for matches in file.steps.values_mut().filter_map(|step| step.wait.as_mut()?.matches.as_mut()) {
         matches.sort_keys();
         matches.values_mut().for_each(serde_json::Value::sort_all_objects);
@@ -88,14 +95,17 @@ impl Slots {
     }
 }
 
-fn compile_step(name: &str, step: &StepFile, slots: &mut Slots) -> Step {
+fn compile_step(flow: &str, (name, step): (&String, &StepFile), slots: &mut Slots) -> Step {
     let needs = match &step.subscribes {
         None => Needs::Start,
         Some(Subscribes::All(names)) => Needs::All(names.iter().map(|n| slots.get(n)).collect()),
         Some(Subscribes::Any(names)) => Needs::Any(names.iter().map(|n| slots.get(n)).collect()),
     };
+    // A rate comes last: it is used up by whoever is granted it.
+    let concurrency = step.concurrency.iter().map(|file| StepLimit::concurrency(flow, name, file));
+    let rate = step.rate.iter().map(|file| StepLimit::rate(flow, name, file));
     Step {
-        name: name.into(),
+        name: name.as_str().into(),
         needs,
         action: compile_action(step),
         emits: step.emits.iter().map(|n| slots.get(n)).collect(),
@@ -104,6 +114,8 @@ fn compile_step(name: &str, step: &StepFile, slots: &mut Slots) -> Step {
         retry: RetryPolicy::from_file(step.retry.as_ref()),
         timeout: step.timeout.map(|span| span.0),
         queue: step.queue.as_deref().unwrap_or("default").into(),
+        priority: step.priority.unwrap_or(0),
+        limits: concurrency.chain(rate).collect(),
     }
 }
 

@@ -93,14 +93,18 @@ fn to_value(part: &impl Serialize) -> Value {
 fn head(old: &FlowFile, new: &FlowFile) -> Vec<FieldChange> {
     let text = |text: &String| Value::String(text.clone());
     let fields = |file: &FlowFile| {
-        [Some(text(&file.flow)), file.description.as_ref().map(text), file.input.clone()]
+        let singleton = file.singleton.as_ref().map(to_value);
+        [Some(text(&file.flow)), file.description.as_ref().map(text), file.input.clone(), singleton]
     };
-    ["flow", "description", "input"]
+    let mut changes: Vec<FieldChange> = ["flow", "description", "input", "singleton"]
         .into_iter()
         .zip(fields(old).into_iter().zip(fields(new)))
         .filter(|(_, (was, now))| was != now)
         .map(|(field, (was, now))| FieldChange { field: field.to_owned(), was, now })
-        .collect()
+        .collect();
+    let (was, now) = (to_value(&old.schedules), to_value(&new.schedules));
+    compare("schedules", Some(&was), Some(&now), &mut changes);
+    changes
 }
 
 /// Adds the fields that differ, each as deep as both sides are mappings.
@@ -158,6 +162,8 @@ steps:
   start: { run: { worker: start }, emits: [a, b] }
   charge: { subscribes: [a], run: { worker: charge }, retry: { attempts: 3 }, timeout: 10s }
   reserve: { subscribes: [b], run: { worker: reserve } }
+schedules:
+  nightly: { cron: \"0 2 * * *\" }
 ";
     const NEW: &str = "
 flow: order
@@ -167,6 +173,9 @@ steps:
   charge: { subscribes: { any: [a] }, run: { shell: charge }, retry: { attempts: 5, backoff: { max: 1m } } }
   start: { run: { worker: start }, emits: [a, b] }
   ship: { subscribes: [\"step:charge\"] }
+schedules:
+  nightly: { cron: \"0 3 * * *\" }
+  often: { every: 10m }
 ";
 
     fn read(text: &str) -> FlowFile {

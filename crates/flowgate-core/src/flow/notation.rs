@@ -19,7 +19,7 @@ use super::{OnTimeout, ProcessFile, RunFile, Span, Subscribes};
 
 /// Reads a value that may be left out but not be empty: `timeout:` with nothing behind it would
 /// otherwise be read, and do nothing.
-pub(super) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(crate) fn present<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,

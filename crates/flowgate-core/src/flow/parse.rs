@@ -182,9 +182,19 @@ fn belongs(path: &Path) -> Option<&'static str> {
         ["steps", _, "retry", "backoff"] => {
             Some("write delays, such as `{initial: 200ms, factor: 2, max: 1m, jitter: 0.2}`")
         }
+        ["singleton"] => Some("write `{}`, or `{key: input.tenant}`"),
+        ["steps", _, "concurrency"] => {
+            Some("write a limit, such as `{limit: 2}` or `{key: input.tenant, limit: 2}`")
+        }
+        ["steps", _, "rate"] => Some("write a rate, such as `{limit: 10, per: 1s}`"),
         ["steps", _, "run", "http"] => {
             Some("write a request, such as `{url: \"http://127.0.0.1:9000/\"}`")
         }
+        ["schedules"] => {
+            Some("write the schedules by their names, such as `nightly: {cron: \"0 2 * * *\"}`")
+        }
+        ["schedules", _] => Some("write a schedule, such as `{cron: \"0 2 * * *\"}`"),
+        ["schedules", _, "tags"] => Some("write names and values, such as `{team: billing}`"),
         _ => None,
     }
 }
@@ -206,6 +216,8 @@ fn explain(error: &Error) -> (String, String) {
                 "steps" => "add `steps:` with at least one step",
                 "url" => "add the `url` to send the request to",
                 "command" => "add `command: [program, argument, …]`",
+                "limit" => "add `limit: N`: how many there may be",
+                "per" => "add the span that the limit is for, such as `per: 1s`",
                 _ => "add it",
             };
             (format!("`{field}` is missing"), remedy.to_owned())

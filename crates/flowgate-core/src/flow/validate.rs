@@ -16,6 +16,8 @@ use crate::limits::{
 
 mod action;
 mod graph;
+mod limit;
+mod schedules;
 mod times;
 
 impl Flow {
@@ -36,6 +38,9 @@ impl FlowFile {
         if let Some(input) = &self.input {
             super::input::validate_schema(&top.key("input"), input, &mut problems);
         }
+        if let Some(key) = self.singleton.as_ref().and_then(|file| file.key.as_deref()) {
+            limit::validate_key(&top.key("singleton").key("key"), key, None, &mut problems);
+        }
         let steps = top.key("steps");
         if self.steps.is_empty() {
             problems.add(
@@ -54,6 +59,7 @@ impl FlowFile {
             validate_step(&steps.key(name), name, step, &mut problems);
         }
         graph::validate(self, &mut problems);
+        schedules::validate(self, &mut problems);
         if problems.0.is_empty() {
             validate_size(self, &mut problems);
         }
@@ -189,6 +195,7 @@ fn validate_step(path: &Path, name: &str, step: &StepFile, problems: &mut Proble
     validate_emits(&path.key("emits"), step, problems);
     action::validate(path, step, problems);
     times::validate(path, step, problems);
+    limit::validate(path, step, problems);
 }
 
 /// Checks the list itself; whether its names exist is the graph's rule.

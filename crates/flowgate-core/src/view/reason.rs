@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::Brief;
 use crate::event::ErrorKind;
-use crate::ids::InstanceId;
+use crate::flow::LimitName;
+use crate::ids::{InstanceId, RunId};
 use crate::run::StepState;
 use crate::time::Timestamp;
 
@@ -70,6 +71,24 @@ pub enum Cause {
         attempts_max: u32,
         /// What the last one said.
         message: Option<Arc<str>>,
+    },
+    /// The step is due at a later time.
+    Delayed {
+        /// When it is due.
+        due_at: Timestamp,
+    },
+    /// The step waits for a permit of a limit.
+    Parked {
+        /// The limit's key.
+        limit: Arc<str>,
+        /// Why it had to wait, in words.
+        reason: Arc<str>,
+        /// Since when.
+        since: Timestamp,
+        /// The runs whose jobs hold the permits now, if that is known.
+        holders: Option<Vec<RunId>>,
+        /// How many jobs wait for one now, if that is known.
+        in_line: Option<u64>,
     },
     /// The step waits for a signal.
     Signal {
@@ -155,6 +174,8 @@ impl Reason {
             | Cause::Abandoned { .. }
             | Cause::LeaseExpired { .. }
             | Cause::Retrying { .. }
+            | Cause::Delayed { .. }
+            | Cause::Parked { .. }
             | Cause::Timer { .. }
             | Cause::Pending(_)
             | Cause::Skipped(_)
@@ -198,6 +219,11 @@ impl fmt::Display for Cause {
                 write!(f, "tries again in {wait} after failure {failures} of {attempts_max}")?;
                 said(f, message.as_deref())
             }
+            Self::Delayed { due_at } => write!(f, "is due at {due_at}"),
+            Self::Parked { limit, reason, since, holders, in_line } => {
+                write!(f, "waits for a permit of {} since {since}: {reason}", LimitName(limit))?;
+                say_use(f, holders.as_deref(), *in_line)
+            }
             Self::Signal { signal, until, .. } => {
                 write!(f, "waits for the signal `{signal}`")?;
                 until.map_or(Ok(()), |until| write!(f, " until {until}"))
@@ -221,6 +247,26 @@ impl fmt::Display for Cause {
             Self::Unknown {} => f.write_str("is open, and the store shows no job for it"),
         }
     }
+}
+
+/// Runs that are named in one line.
+const HOLDERS_SHOWN: usize = 5;
+
+fn say_use(
+    f: &mut fmt::Formatter<'_>,
+    holders: Option<&[RunId]>,
+    in_line: Option<u64>,
+) -> fmt::Result {
+    if let Some(holders) = holders {
+        let shown: Vec<String> =
+            holders.iter().take(HOLDERS_SHOWN).map(ToString::to_string).collect();
+        match (shown.is_empty(), holders.len().saturating_sub(HOLDERS_SHOWN)) {
+            (true, _) => f.write_str("; nobody holds one now")?,
+            (false, 0) => write!(f, "; in use by {}", shown.join(", "))?,
+            (false, more) => write!(f, "; in use by {} and {more} more", shown.join(", "))?,
+        }
+    }
+    in_line.map_or(Ok(()), |in_line| write!(f, "; {in_line} in line"))
 }
 
 fn said(f: &mut fmt::Formatter<'_>, message: Option<&str>) -> fmt::Result {

@@ -39,6 +39,8 @@ impl Play {
             input: Payload::null(),
             key: None,
             tags: std::collections::BTreeMap::new(),
+            priority: None,
+            due: Due::Now,
         };
         let commit = decide::start(&flow, &start, CommitId(uuid::Uuid::from_u128(1)));
         let run = (*commit.record).clone();
@@ -127,7 +129,7 @@ impl Play {
 
     fn check(&self, executor: &Executor, expected: &[&str]) {
         let (run, jobs, events) = (&self.run, &self.jobs[..], &self.events[..]);
-        let standing = Standing { run, jobs, events, executor };
+        let standing = Standing { run, jobs, events, executor, limits: &[] };
         let reasons = why(&self.flow, &standing, NOW);
         let lines: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         assert_eq!(lines, expected);
@@ -237,6 +239,45 @@ fn a_signal_is_named_with_its_deadline_and_a_completed_run_with_its_branches() {
             "`refund` was skipped: `declined` (`charge` ended without it) never came",
         ],
     );
+}
+
+#[test]
+fn a_parked_step_names_the_limit_and_who_uses_it() {
+    let mut play = Play::start();
+    play.succeed("start", &["pay", "stock"]);
+    let (attempt, due) = (play.attempt("charge"), Due::After(Duration::from_mins(5)));
+    let limit: Arc<str> = "step/order/charge/concurrency/input.tenant=7".into();
+    let reason = "2 may run at once; place 3 in line".into();
+    play.report(&Report::AttemptParked { attempt, limit: Arc::clone(&limit), reason, due });
+    let holders =
+        (2..9).map(|n| JobId { run_id: RunId(uuid::Uuid::from_u128(n)), step: StepIndex(0) });
+    let used = [LimitUse { limit: Arc::clone(&limit), holders: holders.collect(), in_line: 4 }];
+    assert_eq!(parked_limits(&play.events), [limit]);
+    let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
+    let executor = &Executor::Unknown;
+    let standing = Standing { run, jobs, events, executor, limits: &[] };
+    let parked = "`charge` waits for a permit of input.tenant=7 since 2023-11-14T22:13:20.000Z: 2 \
+                  may run at once; place 3 in line";
+    assert_eq!(why(&play.flow, &standing, NOW)[0].to_string(), parked);
+    let standing = Standing { limits: &used, ..standing };
+    let first = why(&play.flow, &standing, NOW)[0].to_string();
+    let rest = first.strip_prefix(parked).unwrap();
+    assert!(rest.starts_with("; in use by 00000000-0000-0000-0000-000000000002, "), "{rest}");
+    assert!(rest.ends_with(" and 2 more; 4 in line"), "{rest}");
+    // Its turn has come: it is due, and nobody has taken it yet.
+    let later = NOW.plus(Duration::from_mins(6));
+    assert!(why(&play.flow, &standing, later)[0].to_string().contains("waits in the queue"));
+}
+
+#[test]
+fn a_start_that_is_due_later_says_when() {
+    let mut play = Play::start();
+    play.jobs[0].due_at = NOW.plus(Duration::from_mins(5));
+    let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
+    let executor = &Executor::Unknown;
+    let standing = Standing { run, jobs, events, executor, limits: &[] };
+    let first = why(&play.flow, &standing, NOW)[0].to_string();
+    assert_eq!(first, "`start` is due at 2023-11-14T22:18:20.000Z");
 }
 
 #[test]

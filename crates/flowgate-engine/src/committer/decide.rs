@@ -78,6 +78,7 @@ fn prepare(item: &mut Item, before: &[Item]) -> bool {
         Report::AttemptStarted(_) if is_logged || attempt.is_over() => false,
         Report::AttemptStarted(of)
         | Report::AttemptReleased(of)
+        | Report::AttemptParked { attempt: of, .. }
         | Report::TimerDue(of)
         | Report::EmitNow { attempt: of, .. }
         | Report::AttemptEnded { attempt: of, .. } => {
@@ -94,6 +95,7 @@ fn logs(report: &Report, job_id: JobId) -> bool {
         Report::AttemptStarted(of) | Report::EmitNow { attempt: of, .. } => of.job_id == job_id,
         Report::AttemptEnded { .. }
         | Report::AttemptReleased(_)
+        | Report::AttemptParked { .. }
         | Report::TimerDue(_)
         | Report::Signal { .. }
         | Report::Reconcile { .. }
@@ -122,6 +124,9 @@ fn reject(instance: &Instance, entry: &mut Entry, item: Item, rejection: Rejecti
     if let (Some(stop), Some(attempt)) = (stop, &item.attempt) {
         attempt.stop(stop);
         entry.take_attempt(attempt.lease());
+        if stop == Stop::Cancelled && attempt.is_over() {
+            instance.permits.give_back(attempt);
+        }
         instance.metrics.dropped.increment(1);
     }
     settle::refuse(item, CommitError::Rejected(rejection));

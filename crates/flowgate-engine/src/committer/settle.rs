@@ -19,6 +19,7 @@ use crate::id_map::RunMap;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
 use crate::instance::{Applied, Instance};
+use crate::metrics::Emits;
 
 /// Refusals of one run after which those who wait for an answer get one.
 const REFUSALS_MAX: u32 = 100;
@@ -139,12 +140,21 @@ impl Committer {
 
     /// One report of a commit that is now written.
     fn applied(&mut self, entry: &mut Entry, item: Item, record: &Arc<Run>) {
+        self.instance.metrics.emits.stored(Emits::count(&item.report));
         if let Some(attempt) = &item.attempt {
             match &item.report {
                 Report::AttemptStarted(_) | Report::EmitNow { .. } => attempt.set_logged(),
-                Report::AttemptEnded { .. } | Report::AttemptReleased(_) | Report::TimerDue(_) => {
+                Report::AttemptEnded { .. }
+                | Report::AttemptReleased(_)
+                | Report::AttemptParked { .. }
+                | Report::TimerDue(_) => {
                     entry.take_attempt(attempt.lease());
                     self.count(&item.report, record);
+                    let permits = &self.instance.permits;
+                    permits.give_back(attempt);
+                    if let Report::AttemptParked { limit, .. } = &item.report {
+                        permits.note_parked(attempt, limit);
+                    }
                 }
                 Report::Signal { .. } | Report::Reconcile { .. } | Report::Cancel { .. } => {}
             }
@@ -168,16 +178,17 @@ impl Committer {
         let metrics = &self.instance.metrics;
         match report {
             Report::AttemptEnded { attempt, .. } => match record.step(attempt.job_id.step).state {
-                StepState::Succeeded => metrics.succeeded.increment(1),
-                StepState::Queued => metrics.retried.increment(1),
+                StepState::Succeeded => metrics.succeeded(),
+                StepState::Queued => metrics.retried(),
                 StepState::Pending
                 | StepState::Running
                 | StepState::Waiting
                 | StepState::Failed
                 | StepState::Skipped
-                | StepState::Cancelled => metrics.failed.increment(1),
+                | StepState::Cancelled => metrics.failed(),
             },
             Report::AttemptReleased(_) => metrics.released.increment(1),
+            Report::AttemptParked { .. } => metrics.parked.increment(1),
             Report::AttemptStarted(_)
             | Report::EmitNow { .. }
             | Report::TimerDue(_)
@@ -320,6 +331,9 @@ fn drop_lost(entry: &mut Entry, items: Vec<Item>, job_id: JobId) -> Vec<Item> {
 fn fail_large(items: Vec<Item>, bytes: usize) -> Vec<Item> {
     let mut rest = Vec::new();
     for mut item in items {
+        if matches!(item.report, Report::AttemptEnded { .. }) {
+            drop_emits(&item);
+        }
         if let Report::AttemptEnded { outcome, .. } = &mut item.report {
             let message = format!("the step handed over {bytes} bytes, more than one commit holds");
             *outcome = failure(ErrorKind::Invalid, &message, None);
@@ -340,10 +354,26 @@ fn error_of(refusal: Refusal) -> CommitError {
     }
 }
 
+/// What an attempt emitted is stored with its report or not at all.
+fn drop_emits(item: &Item) {
+    if let Some(attempt) = &item.attempt {
+        attempt.instance.metrics.emits.dropped(Emits::count(&item.report));
+    }
+}
+
 /// Drops a report and tells whoever waits for it.
 pub(super) fn refuse(item: Item, error: CommitError) {
+    drop_emits(&item);
     if let Some(reply) = item.reply {
         answer(reply, Err(error));
+    }
+}
+
+/// The job of a cancelled run is no more, so nobody else can hold its permits. Those of an attempt
+/// that lost its lease may be somebody else's by now.
+pub(super) fn give_back_if_cancelled(attempt: &Attempt) {
+    if attempt.stop_reason() == Some(Stop::Cancelled) {
+        attempt.instance.permits.give_back(attempt);
     }
 }
 

@@ -19,7 +19,7 @@ use reqwest::{Client, Response, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::worker::with_causes;
+use super::worker::{HandlerError, with_causes};
 use crate::attempt::{Attempt, Ending, failure};
 use crate::config::HttpConfig;
 use crate::{clock, context};
@@ -116,15 +116,7 @@ async fn read(attempt: &Attempt, response: Response) -> Outcome {
     let retry_after = retry_after(response.headers());
     let bytes_max = attempt.instance.config.http.body_bytes_max;
     if !status.is_success() {
-        let body = body(response, BODY_BYTES_QUOTED).await;
-        let quoted = match &body {
-            Ok(body) => String::from_utf8_lossy(body),
-            Err(BodyError::TooLarge(start)) => String::from_utf8_lossy(start),
-            Err(BodyError::Broken(_)) => "".into(),
-        };
-        let colon = if quoted.is_empty() { "" } else { ": " };
-        let message = format!("the answer was {status}{colon}{quoted}");
-        return failure(kind_of(status), &message, retry_after);
+        return failure(kind_of(status), &quoted(response).await, retry_after);
     }
     match body(response, bytes_max).await {
         Ok(body) => match answer(attempt, &body) {
@@ -137,6 +129,34 @@ async fn read(attempt: &Attempt, response: Response) -> Outcome {
         }
         Err(BodyError::Broken(error)) => failure(ErrorKind::Failed, &with_causes(&error), None),
     }
+}
+
+/// What an answer that is no success said.
+async fn quoted(response: Response) -> String {
+    let status = response.status();
+    let body = body(response, BODY_BYTES_QUOTED).await;
+    let quoted = match &body {
+        Ok(body) => String::from_utf8_lossy(body),
+        Err(BodyError::TooLarge(start)) => String::from_utf8_lossy(start),
+        Err(BodyError::Broken(_)) => "".into(),
+    };
+    let colon = if quoted.is_empty() { "" } else { ": " };
+    format!("the answer was {status}{colon}{quoted}")
+}
+
+/// Whether an answer takes what was sent, where its body does not matter.
+pub(crate) async fn taken(response: Response) -> Result<(), HandlerError> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(());
+    }
+    let retry_after = retry_after(response.headers());
+    let message = quoted(response).await;
+    Err(match (kind_of(status).is_retryable(), retry_after) {
+        (true, Some(delay)) => HandlerError::retry_after(message, delay),
+        (true, None) => HandlerError::retryable(message),
+        (false, _) => HandlerError::fatal(message),
+    })
 }
 
 fn kind_of(status: StatusCode) -> ErrorKind {

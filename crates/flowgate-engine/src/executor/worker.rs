@@ -143,6 +143,18 @@ impl HandlerError {
     pub fn fatal(message: impl Into<String>) -> Self {
         Self { kind: ErrorKind::Final, message: message.into(), retry_after: None }
     }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    pub(crate) fn is_retryable(&self) -> bool {
+        self.kind.is_retryable()
+    }
+
+    pub(crate) fn retry_delay(&self) -> Option<Duration> {
+        self.retry_after
+    }
 }
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for HandlerError {
@@ -227,10 +239,15 @@ fn ending(attempt: &Attempt, result: Result<Option<Payload>, HandlerError>) -> E
 
 /// The end of an attempt whose handler, or whose executor, panicked.
 pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Ending {
-    let text = panic
+    let message = format!("the handler panicked: {}", panic_text(panic));
+    Ending::failed(ErrorKind::Panicked, &message)
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("with a value that is no text");
-    Ending::failed(ErrorKind::Panicked, &format!("the handler panicked: {text}"))
+        .unwrap_or("with a value that is no text")
 }

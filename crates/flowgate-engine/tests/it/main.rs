@@ -1,17 +1,24 @@
 //! The engine on a store in memory and on shared ones: flows, time, faults, and the world outside.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod degradation;
 mod faults;
 mod flows;
 mod follow;
 mod health;
 mod http;
 mod leases;
+mod limits;
+mod limits_shared;
 mod process;
 mod reconciler;
 mod recorder;
 mod rolling;
+mod schedules;
 mod shared;
+mod sinks;
+mod subscribers;
+mod subscribers_shared;
 mod telling;
 mod waits;
 mod world;

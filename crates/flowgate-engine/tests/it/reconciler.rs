@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use flowgate_core::commit::Due;
 use flowgate_core::decide::{Start, start};
 use flowgate_core::ids::{CommitIds, RunId};
 use flowgate_core::run::RunStatus;
@@ -47,7 +48,8 @@ async fn an_open_step_without_a_job_is_repaired_once() {
     for number in 0..20 {
         let run_id = RunId::derived("f", &format!("planted {number}"));
         let (input, tags) = (payload(1), BTreeMap::new());
-        let request = Start { run_id, input, key: None, tags };
+        let (priority, due) = (None, Due::Now);
+        let request = Start { run_id, input, key: None, tags, priority, due };
         let mut commit = start(&world.flow, &request, CommitIds::new(1).next());
         commit.jobs.clear();
         let outcomes = world.store.commit(vec![commit], None).await.unwrap();

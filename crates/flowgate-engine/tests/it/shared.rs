@@ -22,21 +22,21 @@ use crate::recorder::Counts;
 use crate::world::payload;
 
 /// A store that nobody else uses, on a private server.
-struct Place(String);
+pub(crate) struct Place(String);
 
 impl Place {
-    fn postgres() -> Self {
+    pub(crate) fn postgres() -> Self {
         let url = variable("FLOWGATE_TEST_POSTGRES");
         Self(format!("{url}?schema=engine_{:016x}", fastrand::u64(..)))
     }
 
-    fn redis() -> Self {
+    pub(crate) fn redis() -> Self {
         let url = variable("FLOWGATE_TEST_REDIS");
         Self(format!("{url}?prefix=engine-{:016x}", fastrand::u64(..)))
     }
 
     /// One more handle of the store.
-    async fn open(&self) -> Arc<dyn Store> {
+    pub(crate) async fn open(&self) -> Arc<dyn Store> {
         open_shared(&self.0).await.expect("opening the store")
     }
 
@@ -52,14 +52,14 @@ impl Place {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the services tell the tests where they are")]
-fn variable(name: &str) -> String {
+pub(crate) fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!("{name} is not set: run `cargo xtask services with cargo nextest run`")
     })
 }
 
 /// The log of a run that has ended, checked.
-async fn checked_log(store: &dyn Store, flow: &Flow, run_id: RunId) -> Vec<Event> {
+pub(crate) async fn checked_log(store: &dyn Store, flow: &Flow, run_id: RunId) -> Vec<Event> {
     let log = store.read_events(run_id, 0, 100_000).await.unwrap();
     let detail = store.read_run(run_id).await.unwrap().unwrap();
     let violations = check::check_run(flow, run_id, &log, Some(&detail.row.run));
@@ -68,7 +68,7 @@ async fn checked_log(store: &dyn Store, flow: &Flow, run_id: RunId) -> Vec<Event
     log.into_iter().map(|stored| stored.event).collect()
 }
 
-async fn shut_down(engines: Vec<Engine>) {
+pub(crate) async fn shut_down(engines: Vec<Engine>) {
     for engine in engines {
         engine.shutdown().await;
     }

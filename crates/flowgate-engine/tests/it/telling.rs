@@ -11,7 +11,7 @@ use flowgate_store::{Breaker, Instrumented};
 use serde_json::{Value, json};
 
 use crate::recorder::{Counts, Lines};
-use crate::world::{World, config, is, payload, store};
+use crate::world::{World, config, eventually, is, payload, store};
 
 const GUIDE: &str = include_str!("../../../../docs/guide/operating.md");
 const TWO: &str = "{flow: f, steps: {
@@ -100,6 +100,44 @@ async fn a_decision_that_another_instance_was_first_with_is_logged_and_counted()
     told(&lines, "DEBUG", "another instance was first", &["run_id", "flow", "instance", "version"]);
     assert!(counts.sum("flowgate_commits_total{instance=a,outcome=run_version") >= 1);
     assert_eq!(counts.sum("flowgate_reconciler_repairs_total"), 0);
+    world.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn emitted_events_are_counted_until_they_are_stored_or_dropped() {
+    let counts = Counts::default();
+    let _metrics = counts.record();
+    let go = Arc::new(tokio::sync::Notify::new());
+    let gate = Arc::clone(&go);
+    let mut workers = Workers::new();
+    workers.register("work", move |_: Value, ctx: StepContext| {
+        let gate = Arc::clone(&gate);
+        async move {
+            if ctx.step() == "a" {
+                gate.notified().await;
+                ctx.emit("a.done", &())?;
+            }
+            Ok::<(), HandlerError>(())
+        }
+    });
+    let faulty = Arc::new(Faulty::new(store()));
+    let world = World::with(faulty.clone(), TWO, vec![(workers, config("a"))]).await;
+    let pending = || f64::from_bits(counts.sum("flowgate_emits_pending"));
+    for (delay, dropped) in [(Duration::from_secs(1), 0), (Duration::from_secs(40), 1)] {
+        let run_id = world.start(1).await;
+        // One that takes longer than its lease comes too late, and the step is executed again.
+        faulty.plan(Call::Commit, Fault::Delayed(delay), 1);
+        faulty.plan(Call::Renew, Fault::NotDone, if dropped == 0 { 0 } else { u32::MAX });
+        go.notify_one();
+        eventually("it is on its way", async || pending() > 0.5).await;
+        if dropped > 0 {
+            go.notify_one();
+        }
+        is(&world.ended(run_id).await, RunStatus::Completed);
+        eventually("nothing is on its way", async || pending() < 0.5).await;
+        assert_eq!(counts.sum("flowgate_emits_dropped_total"), dropped);
+    }
+    assert!(counts.sum("flowgate_emit_wait_seconds") >= 2);
     world.shutdown().await;
 }
 

@@ -10,7 +10,7 @@ use flowgate_core::ids::{InstanceId, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
-use flowgate_engine::{Engine, EngineConfig, Renewals, StartRequest, Workers};
+use flowgate_engine::{Engine, EngineConfig, EngineError, Renewals, StartRequest, Workers};
 use flowgate_store::{Clock, MemoryStore, RunDetail, Store};
 use serde::Serialize;
 
@@ -51,7 +51,11 @@ impl World {
         let flow = Flow::parse(yaml).unwrap();
         let start = |(workers, config)| Engine::start(Arc::clone(&store), workers, config).unwrap();
         let engines: Vec<Engine> = engines.into_iter().map(start).collect();
-        engines[0].register(&flow, None).await.unwrap();
+        // A store that fails now and then may do so here.
+        while let Err(error) = engines[0].register(&flow, None).await {
+            let is_transient = matches!(&error, EngineError::Store(error) if error.is_transient());
+            assert!(is_transient, "{error:?}");
+        }
         Self { store, flow, engines }
     }
 

@@ -11,8 +11,8 @@ use flowgate_core::run::Run;
 use super::Harness;
 use super::world::{World, chain, single};
 use crate::{
-    Beat, Imported, InstanceState, LogLevel, NewLogLine, NewRevision, Retention, RunCopy, RunQuery,
-    StoreCopy, StoredRevision, Swept,
+    Beat, Degradation, Imported, InstanceState, LogLevel, NewLogLine, NewRevision, Retention,
+    RunCopy, RunQuery, StoreCopy, StoredRevision, Swept,
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -90,7 +90,7 @@ pub async fn a_sweep_removes_events_before_records(harness: &mut impl Harness) {
     assert_eq!(world.store().sweep(&RETENTION).await.unwrap(), Swept::default());
     world.harness.advance(DAY).await;
     let swept = world.store().sweep(&RETENTION).await.unwrap();
-    assert_eq!(swept, Swept { logs: 1, runs: 0, more: false });
+    assert_eq!(swept, Swept { logs: 1, ..Swept::default() });
     assert_eq!(world.events(run_id).await, []);
     assert_eq!(world.store().read_logs(run_id, 0, 10).await.unwrap(), []);
     assert_eq!(world.feed(0).await, []);
@@ -101,7 +101,7 @@ pub async fn a_sweep_removes_events_before_records(harness: &mut impl Harness) {
     assert_eq!(world.store().read_logs(run_id, 0, 10).await.unwrap(), []);
     world.harness.advance(DAY * 2).await;
     let swept = world.store().sweep(&RETENTION).await.unwrap();
-    assert_eq!(swept, Swept { logs: 0, runs: 1, more: false });
+    assert_eq!(swept, Swept { runs: 1, ..Swept::default() });
     assert_eq!(world.store().read_run(run_id).await.unwrap(), None);
     assert_eq!(world.list(&RunQuery { limit: 10, ..RunQuery::default() }).await, []);
 }
@@ -219,10 +219,14 @@ fn beat(name: &str) -> Beat {
         instance: InstanceId(name.into()),
         pid: 7,
         version: "0.1.0".into(),
+        role: Some("job-worker".into()),
+        pool: None,
         queues: Some(vec!["default".into()]),
         slots: 4,
         running: 1,
         state: InstanceState::Ready,
+        degradation: Degradation::Degraded,
+        strained_by: Some("the store takes 300ms".into()),
         silent_ms_max: 6_000,
     }
 }
@@ -231,7 +235,8 @@ pub async fn an_instance_is_listed_from_its_first_beat_until_it_leaves(harness: 
     let world = World::new(harness);
     let store = world.store();
     assert_eq!(store.list_instances().await.unwrap(), []);
-    let (one, other) = (beat("a-1"), Beat { queues: None, ..beat("b-2") });
+    let (one, other) =
+        (beat("a-1"), Beat { queues: None, pool: Some("gpu".into()), ..beat("b-2") });
     store.beat(&one).await.unwrap();
     world.harness.advance(Duration::from_secs(2)).await;
     store.beat(&other).await.unwrap();

@@ -11,8 +11,10 @@ use flowgate_core::payload::Payload;
 use tokio::task::JoinSet;
 
 use super::Harness;
-use super::world::{LEASE, World, applied, chain, fan, flaky, lease_of, nap, only, queued, single};
-use crate::{Claimant, Queues, Refusal, Renewal};
+use super::world::{
+    LEASE, World, applied, but, chain, fan, flaky, lease_of, nap, only, queued, single,
+};
+use crate::{Claimant, CommitOutcome, Queues, Refusal, Renewal};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -88,8 +90,19 @@ pub async fn a_claim_takes_only_from_its_queues(harness: &mut impl Harness) {
     assert_eq!(claim(only("d")).await, [""; 0]);
     assert_eq!(claim(Queues::Only(Vec::new())).await, [""; 0]);
     assert_eq!(claim(only("b")).await, ["b"]);
+    assert_eq!(claim(but(&["a", "d", "c", "a"])).await, [""; 0]);
     assert_eq!(claim(Queues::Only(vec!["a".into(), "d".into(), "a".into()])).await, ["a", "a"]);
-    assert_eq!(claim(Queues::All).await, ["c"]);
+    world.started(&queued("e"), "1").await;
+    assert_eq!(claim(but(&["c"])).await, ["e"]);
+    let claimant = Claimant { queues: but(&["c"]), ..world.claimant(10) };
+    for (queue, expected) in [("c", 0), ("e", 1)] {
+        let start = world.start(&queued(queue), "1");
+        let CommitOutcome::Applied { handed_off } = world.send(start, Some(&claimant)).await else {
+            panic!("a start applies");
+        };
+        assert_eq!(handed_off.len(), expected, "{queue}");
+    }
+    assert_eq!(claim(Queues::All).await, ["c", "c"]);
 }
 
 pub async fn a_claim_over_several_queues_merges_them_by_due_time(harness: &mut impl Harness) {

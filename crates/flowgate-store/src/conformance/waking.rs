@@ -7,16 +7,16 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Harness;
-use super::world::{LEASE, World, later, nap, only, queued, single};
+use super::world::{LEASE, World, but, later, nap, only, queued, single};
 use crate::faulty::Faulty;
 use crate::{Queues, Store};
 
 /// Longer than any of these waits takes if it is woken, and shorter than anybody waits.
-const SOON: Duration = Duration::from_secs(20);
-const LATE: Duration = Duration::from_hours(1);
+pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const LATE: Duration = Duration::from_hours(1);
 
 /// Begins to wait, and returns once the store knows of it.
-async fn waiting(store: Arc<dyn Store>, queues: Queues) -> JoinSet<()> {
+pub(super) async fn waiting(store: Arc<dyn Store>, queues: Queues) -> JoinSet<()> {
     let mut task = JoinSet::new();
     let (waits, begun) = tokio::sync::oneshot::channel();
     task.spawn(async move {
@@ -33,7 +33,7 @@ async fn waiting(store: Arc<dyn Store>, queues: Queues) -> JoinSet<()> {
     task
 }
 
-async fn ends_soon(mut task: JoinSet<()>) {
+pub(super) async fn ends_soon(mut task: JoinSet<()>) {
     let ended = timeout(SOON, task.join_next()).await.expect("the wait ends");
     ended.expect("there is one wait").expect("the wait ends well");
 }
@@ -78,8 +78,12 @@ pub async fn a_wait_is_not_ended_by_another_queue(harness: &mut impl Harness) {
     world.started(&queued("other"), "1").await;
     let early = timeout(Duration::from_millis(50), waits.join_next()).await;
     assert!(early.is_err(), "a job of another queue ends no wait");
+    let mut others = waiting(world.store(), but(&["other"])).await;
+    let early = timeout(Duration::from_millis(50), others.join_next()).await;
+    assert!(early.is_err(), "a job that is due in a queue that is left out ends no wait");
     world.started(&queued("mine"), "1").await;
     ends_soon(waits).await;
+    ends_soon(others).await;
 }
 
 pub async fn a_wait_ends_when_a_delayed_job_is_due(harness: &mut impl Harness) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::commit::{Claimed, Commit};
+use flowgate_core::commit::{Claimed, Commit, Due};
 use flowgate_core::decide::{self, Attempt, Outcome, Output, Report, Start};
 use flowgate_core::event::{ErrorKind, StepError, StoredEvent};
 use flowgate_core::flow::Flow;
@@ -95,7 +95,8 @@ impl<'h, H: Harness> World<'h, H> {
     /// A commit that starts a run with this id.
     pub fn start_as(&self, flow: &Flow, run_id: RunId, input: &str) -> Commit {
         let input = Payload::parse(input).expect("the case wrote JSON");
-        let start = Start { run_id, input, key: None, tags: BTreeMap::new() };
+        let (priority, due) = (None, Due::Now);
+        let start = Start { run_id, input, key: None, tags: BTreeMap::new(), priority, due };
         decide::start(flow, &start, self.ids.next())
     }
 
@@ -103,7 +104,8 @@ impl<'h, H: Harness> World<'h, H> {
     pub fn start_tagged(&self, flow: &Flow, tags: &[(&str, &str)]) -> Commit {
         let input = Payload::parse("1").expect("this is JSON");
         let tags = tags.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        let start = Start { run_id: RunId(Uuid::now_v7()), input, key: None, tags };
+        let run_id = RunId(Uuid::now_v7());
+        let start = Start { run_id, input, key: None, tags, priority: None, due: Due::Now };
         decide::start(flow, &start, self.ids.next())
     }
 
@@ -119,6 +121,14 @@ impl<'h, H: Harness> World<'h, H> {
     pub async fn started_and_claimed(&self, flow: &Flow) -> Claimed {
         self.started(flow, "1").await;
         self.claim_one().await
+    }
+
+    /// Starts a run and claims its first job, which is in `queue`.
+    pub async fn started_and_claimed_of(&self, flow: &Flow, queue: &str) -> Claimed {
+        self.started(flow, "1").await;
+        let mut claimed = self.store().claim(&self.claimant_of(queue, 10)).await.expect("claiming");
+        assert_eq!(claimed.len(), 1, "one job is due");
+        claimed.remove(0)
     }
 
     /// A commit for what `report` says.
@@ -279,6 +289,10 @@ pub fn lease_of(claimed: &Claimed) -> LeaseRef {
 /// This queue alone.
 pub fn only(queue: &str) -> Queues {
     Queues::Only(vec![queue.into()])
+}
+
+pub(super) fn but(queues: &[&str]) -> Queues {
+    Queues::AllBut(queues.iter().map(|queue| (*queue).into()).collect())
 }
 
 fn flow(file: serde_json::Value) -> Flow {

@@ -11,9 +11,10 @@ use flowgate_core::ids::{JobId, LeaseToken};
 use flowgate_core::time::Timestamp;
 use tokio::sync::oneshot;
 
-use super::OpenJob;
 use super::hash::IdMap;
+use super::{OpenJob, head_start};
 use crate::Queues;
+use crate::control::QueueStats;
 
 /// A place in an order by time; the number keeps equal times apart, the first one first.
 pub(super) type Key = (Timestamp, u64);
@@ -29,12 +30,65 @@ pub(crate) enum Place {
     Leased,
 }
 
+/// The ready jobs of a queue, in a lane for each head start, so that each lane is in the order of
+/// due times. No lane is empty.
+#[derive(Debug, Default)]
+struct Lanes(Vec<(u8, BTreeMap<Key, JobId>)>);
+
+impl Lanes {
+    fn insert(&mut self, open: &OpenJob) {
+        let at = self.0.iter().position(|(ahead, _)| *ahead == open.ahead);
+        let at = at.unwrap_or_else(|| {
+            self.0.push((open.ahead, BTreeMap::new()));
+            self.0.len() - 1
+        });
+        self.0[at].1.insert(open.key(), open.job.job_id);
+    }
+
+    fn remove(&mut self, ahead: u8, key: Key) -> Option<JobId> {
+        let found = self.lane(ahead)?.remove(&key);
+        self.tidy();
+        found
+    }
+
+    fn lane(&mut self, ahead: u8) -> Option<&mut BTreeMap<Key, JobId>> {
+        self.0.iter_mut().find(|(lane, _)| *lane == ahead).map(|(_, jobs)| jobs)
+    }
+
+    fn tidy(&mut self) {
+        self.0.retain(|(_, jobs)| !jobs.is_empty());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first of each lane.
+    fn heads(&self) -> impl Iterator<Item = (u8, Key)> {
+        self.0.iter().map(|(ahead, jobs)| {
+            let (key, _) = jobs.first_key_value().expect("an empty lane is not kept");
+            (*ahead, *key)
+        })
+    }
+
+    fn count(&self) -> u64 {
+        let count: usize = self.0.iter().map(|(_, jobs)| jobs.len()).sum();
+        u64::try_from(count).expect("jobs fit in memory")
+    }
+
+    fn oldest_due_at(&self) -> Option<Timestamp> {
+        self.heads().map(|(ahead, key)| key.0.plus(head_start(ahead))).min()
+    }
+}
+
 /// The order of all open jobs.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     /// Queues with a ready job.
-    queues: IdMap<Arc<str>, BTreeMap<Key, JobId>>,
+    queues: IdMap<Arc<str>, Lanes>,
     delayed: BTreeMap<Key, JobId>,
+    /// How many of those are in each queue that has some.
+    later: IdMap<Arc<str>, u64>,
     /// By the end of the lease and its token.
     leased: BTreeMap<Key, JobId>,
     waiters: Vec<Waiter>,
@@ -69,15 +123,17 @@ impl Index {
         match open.place {
             Place::Ready => {
                 if let Some(queue) = self.queues.get_mut(&open.job.queue) {
-                    queue.insert(open.key(), job_id);
+                    queue.insert(open);
                 } else {
-                    let queue = BTreeMap::from([(open.key(), job_id)]);
+                    let mut queue = Lanes::default();
+                    queue.insert(open);
                     self.queues.insert(Arc::clone(&open.job.queue), queue);
                 }
                 self.wake(|waiter| waiter.queues.contains(&open.job.queue));
             }
             Place::Delayed => {
                 self.delayed.insert(open.key(), job_id);
+                self.count_later(&open.job.queue);
                 self.wake(|waiter| open.due_at < waiter.until);
             }
             Place::Leased => {
@@ -91,8 +147,8 @@ impl Index {
 
     pub(super) fn remove(&mut self, open: &OpenJob) {
         let found = match open.place {
-            Place::Ready => self.remove_ready(&open.job.queue, open.key()),
-            Place::Delayed => self.delayed.remove(&open.key()),
+            Place::Ready => self.remove_ready(open),
+            Place::Delayed => self.remove_delayed(&open.job.queue, open.key()),
             Place::Leased => {
                 let lease = open.lease.as_ref().expect("a leased job has a lease");
                 self.leased.remove(&(lease.expires_at, lease.token.0))
@@ -101,13 +157,47 @@ impl Index {
         assert_eq!(found, Some(open.job.job_id), "a job is in the map that it names");
     }
 
-    fn remove_ready(&mut self, queue: &Arc<str>, key: Key) -> Option<JobId> {
-        let jobs = self.queues.get_mut(queue)?;
-        let found = jobs.remove(&key);
+    fn remove_ready(&mut self, open: &OpenJob) -> Option<JobId> {
+        let jobs = self.queues.get_mut(&open.job.queue)?;
+        let found = jobs.remove(open.ahead, open.key());
         if jobs.is_empty() {
-            self.queues.remove(queue);
+            self.queues.remove(&open.job.queue);
         }
         found
+    }
+
+    fn remove_delayed(&mut self, queue: &Arc<str>, key: Key) -> Option<JobId> {
+        let count = self.later.get_mut(queue)?;
+        *count -= 1;
+        if *count == 0 {
+            self.later.remove(queue);
+        }
+        self.delayed.remove(&key)
+    }
+
+    fn count_later(&mut self, queue: &Arc<str>) {
+        if let Some(count) = self.later.get_mut(queue) {
+            *count += 1;
+        } else {
+            self.later.insert(Arc::clone(queue), 1);
+        }
+    }
+
+    /// What waits in each queue, in the order of their names.
+    pub(super) fn stats(&self) -> Vec<QueueStats> {
+        let mut names: Vec<&Arc<str>> = self.queues.keys().chain(self.later.keys()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let stats = names.into_iter().map(|name| {
+            let ready = self.queues.get(name);
+            QueueStats {
+                queue: Arc::clone(name),
+                due: ready.map_or(0, Lanes::count),
+                later: self.later.get(name).copied().unwrap_or(0),
+                oldest_due_at: ready.and_then(Lanes::oldest_due_at),
+            }
+        });
+        stats.collect()
     }
 
     /// The lease with `token` now ends at `to`.
@@ -118,24 +208,18 @@ impl Index {
         }
     }
 
-    /// The next job whose delay or lease is over, out of its map.
-    pub(super) fn pop_over(&mut self, now: Timestamp) -> Option<JobId> {
-        for map in [&mut self.delayed, &mut self.leased] {
-            if let Some(first) = map.first_entry()
-                && first.key().0 <= now
-            {
-                return Some(first.remove());
-            }
-        }
-        None
+    /// The next job whose delay or lease is over.
+    pub(super) fn first_over(&self, now: Timestamp) -> Option<JobId> {
+        let firsts = [self.delayed.first_key_value(), self.leased.first_key_value()];
+        let mut over = firsts.into_iter().flatten().filter(|(key, _)| key.0 <= now);
+        over.next().map(|(_, job_id)| *job_id)
     }
 
-    /// The ready jobs of `queues` that have been due longest, out of their queues.
+    /// The ready jobs of `queues` that come first, out of their queues.
     pub(super) fn pop_ready(&mut self, queues: &Queues, count: usize) -> Vec<JobId> {
         let mut heads = BinaryHeap::new();
-        let mut note = |name: &Arc<str>, jobs: &BTreeMap<Key, JobId>| {
-            let (key, _) = jobs.first_key_value().expect("an empty queue is not kept");
-            heads.push(Reverse((*key, Arc::clone(name))));
+        let mut note = |name: &Arc<str>, jobs: &Lanes| {
+            heads.extend(jobs.heads().map(|(ahead, key)| Reverse((key, ahead, Arc::clone(name)))));
         };
         match queues {
             Queues::All => self.queues.iter().for_each(|(name, jobs)| note(name, jobs)),
@@ -146,22 +230,31 @@ impl Index {
                 let known = names.into_iter().filter_map(|name| self.queues.get_key_value(name));
                 known.for_each(|(name, jobs)| note(name, jobs));
             }
+            Queues::AllBut(_) => {
+                let others = self.queues.iter().filter(|(name, _)| queues.contains(name));
+                others.for_each(|(name, jobs)| note(name, jobs));
+            }
         }
         let mut taken = Vec::new();
         while taken.len() < count
-            && let Some(Reverse((_, name))) = heads.pop()
+            && let Some(Reverse((_, ahead, name))) = heads.pop()
         {
-            let jobs = self.queues.get_mut(&name).expect("a queue with a head is kept");
-            // While this queue's jobs come first there is no need to look at the others.
+            let lanes = self.queues.get_mut(&name).expect("a queue with a head is kept");
+            let jobs = lanes.lane(ahead).expect("a lane with a head is kept");
+            // While this lane's jobs come first there is no need to look at the others.
             while taken.len() < count
                 && let Some(first) = jobs.first_entry()
-                && heads.peek().is_none_or(|Reverse((other, _))| first.key() <= other)
+                && heads.peek().is_none_or(|Reverse((other, ..))| first.key() <= other)
             {
                 taken.push(first.remove());
             }
-            match jobs.first_key_value() {
-                None => drop(self.queues.remove(&name)),
-                Some((key, _)) => heads.push(Reverse((*key, name))),
+            if let Some((key, _)) = jobs.first_key_value() {
+                heads.push(Reverse((*key, ahead, name)));
+                continue;
+            }
+            lanes.tidy();
+            if lanes.is_empty() {
+                self.queues.remove(&name);
             }
         }
         taken
@@ -172,6 +265,7 @@ impl Index {
         let is_ready = match queues {
             Queues::All => !self.queues.is_empty(),
             Queues::Only(names) => names.iter().any(|name| self.queues.contains_key(name)),
+            Queues::AllBut(_) => self.queues.keys().any(|name| queues.contains(name)),
         };
         if is_ready {
             return Waiting::Ready;

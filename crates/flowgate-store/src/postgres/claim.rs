@@ -20,8 +20,10 @@ use super::PostgresStore;
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::pool::ask;
-use super::rows::{JobColumns, column, decode, to_int4, to_integer, to_ms, to_number};
-use crate::{Claimant, LeaseRef, Queues, Renewal, StoreError};
+use super::rows::{
+    JobColumns, column, decode, encode_queues, to_int4, to_integer, to_ms, to_number,
+};
+use crate::{Claimant, LeaseRef, Renewal, StoreError};
 
 /// Leases that one claim looks at, to see whether they are over.
 const CHECKS_MAX: i32 = 512;
@@ -30,12 +32,8 @@ impl PostgresStore {
     pub(super) async fn claim_due(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
         let doing = "claiming";
         let slots = claimant.slots.min(CLAIM_BATCH_MAX);
-        let queues = match &claimant.queues {
-            Queues::All => None,
-            Queues::Only(names) if names.is_empty() => return Ok(Vec::new()),
-            Queues::Only(names) => Some(sorted(names)),
-        };
-        if slots == 0 {
+        let (queues, queues_not) = encode_queues(&claimant.queues);
+        if slots == 0 || queues.as_ref().is_some_and(Vec::is_empty) {
             return Ok(Vec::new());
         }
         let (floor_due, floor_check) = (self.floor_due.next(), self.floor_check.next());
@@ -49,6 +47,7 @@ impl PostgresStore {
                 &[
                     (&instance, Type::TEXT),
                     (&queues, Type::TEXT_ARRAY),
+                    (&queues_not, Type::TEXT_ARRAY),
                     (&slots, Type::INT4),
                     (&lease_ms, Type::INT8),
                     (&floor_due, Type::INT8),
@@ -75,18 +74,19 @@ impl PostgresStore {
         if !column::<bool>(row, 3)? {
             self.floor_check.reach(claimed_at);
         }
-        let Some(due_last) = column::<Option<i64>>(row, 4)? else { return Ok(Vec::new()) };
-        self.floor_due.reach(due_last);
+        let Some(order_last) = column::<Option<i64>>(row, 4)? else { return Ok(Vec::new()) };
+        self.floor_due.reach(order_last);
         let expires_at = Timestamp(claimed_at).plus(claimant.lease);
         let mut jobs = column::<Vec<Uuid>>(row, 5)?.into_iter();
         let mut steps = column::<Vec<i32>>(row, 6)?.into_iter();
         let mut kinds = column::<Vec<String>>(row, 7)?.into_iter();
         let mut queues = column::<Vec<&str>>(row, 8)?.into_iter();
-        let mut attempts = column::<Vec<i64>>(row, 9)?.into_iter();
-        let mut inputs = column::<Vec<String>>(row, 10)?.into_iter();
-        let mut tokens = column::<Vec<i64>>(row, 11)?.into_iter();
-        let mut lost = column::<Vec<Option<&str>>>(row, 12)?.into_iter();
-        let mut records = column::<Vec<Option<&str>>>(row, 13)?.into_iter();
+        let mut priorities = column::<Vec<i16>>(row, 9)?.into_iter();
+        let mut attempts = column::<Vec<i64>>(row, 10)?.into_iter();
+        let mut inputs = column::<Vec<String>>(row, 11)?.into_iter();
+        let mut tokens = column::<Vec<i64>>(row, 12)?.into_iter();
+        let mut lost = column::<Vec<Option<&str>>>(row, 13)?.into_iter();
+        let mut records = column::<Vec<Option<&str>>>(row, 14)?.into_iter();
         let mut next = || -> Result<Option<Option<Claimed>>, Fault> {
             let Some(run_id) = jobs.next() else { return Ok(None) };
             let short = || Fault::unreadable(std::io::Error::other("the answer is too short"));
@@ -95,6 +95,8 @@ impl PostgresStore {
                 step: u16::try_from(steps.next().ok_or_else(short)?).map_err(Fault::unreadable)?,
                 kind: kinds.next().ok_or_else(short)?,
                 queue: queues.next().ok_or_else(short)?.into(),
+                priority: u8::try_from(priorities.next().ok_or_else(short)?)
+                    .map_err(Fault::unreadable)?,
                 attempt: u32::try_from(attempts.next().ok_or_else(short)?)
                     .map_err(Fault::unreadable)?,
                 inputs: inputs.next().ok_or_else(short)?,
@@ -227,12 +229,4 @@ async fn own_link<'a>(
 
 fn read_log_row(row: &Row) -> Result<(Uuid, u64, Vec<Event>), Fault> {
     Ok((column(row, 0)?, to_number(column(row, 1)?), decode(column(row, 2)?)?))
-}
-
-/// Names of queues, each once.
-pub(super) fn sorted(names: &[Arc<str>]) -> Vec<&str> {
-    let mut names: Vec<&str> = names.iter().map(|name| &**name).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }

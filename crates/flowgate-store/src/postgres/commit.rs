@@ -15,12 +15,12 @@ use uuid::Uuid;
 use super::PostgresStore;
 use super::fault::Fault;
 use super::rows::{
-    JobRow, column, decode, encode_due, encode_kind, encode_tags, storable, to_int4, to_integer,
-    to_ms, to_number,
+    JobRow, column, decode, encode_due, encode_kind, encode_queues, encode_tags, storable, to_int4,
+    to_integer, to_ms, to_number,
 };
 use crate::changes::{NetChange, net_changes};
 use crate::open::check_shape;
-use crate::{Claimant, CommitOutcome, Queues, Refusal, StoreError};
+use crate::{Claimant, CommitOutcome, Refusal, StoreError};
 
 /// Bytes of JSON that one statement carries, but for a single commit that has more.
 const CALL_BYTES_MAX: usize = 16 << 20;
@@ -105,10 +105,7 @@ impl PostgresStore {
         slots: usize,
     ) -> Result<Row, StoreError> {
         let instance = claimant.map(|claimant| &*claimant.instance.0);
-        let queues: Option<Vec<&str>> = claimant.and_then(|claimant| match &claimant.queues {
-            Queues::All => None,
-            Queues::Only(names) => Some(names.iter().map(|name| &**name).collect()),
-        });
+        let (queues, queues_not) = claimant.map_or((None, None), |c| encode_queues(&c.queues));
         let lease_ms = claimant.map_or(0, |claimant| to_ms(claimant.lease));
         let slots = to_int4(slots);
         self.pool
@@ -136,6 +133,7 @@ impl PostgresStore {
                     (&arrays.changes_action, Type::TEXT_ARRAY),
                     (&arrays.changes_kind, Type::TEXT_ARRAY),
                     (&arrays.changes_queue, Type::TEXT_ARRAY),
+                    (&arrays.changes_priority, Type::INT2_ARRAY),
                     (&arrays.changes_attempt, Type::INT8_ARRAY),
                     (&arrays.changes_inputs, Type::TEXT_ARRAY),
                     (&arrays.changes_after_ms, Type::INT8_ARRAY),
@@ -143,6 +141,7 @@ impl PostgresStore {
                     (&queues_new, Type::TEXT_ARRAY),
                     (&instance, Type::TEXT),
                     (&queues, Type::TEXT_ARRAY),
+                    (&queues_not, Type::TEXT_ARRAY),
                     (&slots, Type::INT4),
                     (&lease_ms, Type::INT8),
                 ],
@@ -365,6 +364,7 @@ struct Arrays<'a> {
     changes_action: Vec<&'static str>,
     changes_kind: Vec<Option<&'static str>>,
     changes_queue: Vec<Option<&'a str>>,
+    changes_priority: Vec<Option<i16>>,
     changes_attempt: Vec<i64>,
     changes_inputs: Vec<Option<String>>,
     changes_after_ms: Vec<Option<i64>>,
@@ -415,6 +415,7 @@ impl<'a> Arrays<'a> {
         self.changes_action.push(action);
         self.changes_kind.push(job.map(|job| encode_kind(job.kind)));
         self.changes_queue.push(job.map(|job| &*job.queue));
+        self.changes_priority.push(job.map(|job| job.priority.into()));
         self.changes_attempt.push(attempt.into());
         self.changes_inputs.push(job.map(inputs));
         self.changes_after_ms.push(after_ms);

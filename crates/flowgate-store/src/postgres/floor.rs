@@ -3,9 +3,10 @@
 //! As long as any transaction of the server is open, the remains of jobs that ended since cannot
 //! be cleaned up, and a scan from the start of an index goes over all of them. So a scan that was
 //! slow is not made each time: in between, scans begin at a floor, a little before the place that
-//! the last ones had reached. What is below the floor waits for the next scan from the start,
-//! which comes after ten times the time that such a scan takes. While scans are quick, every one
-//! is from the start, and the order of what it finds is exact.
+//! the last ones had reached. What is below the floor, also a job that its priority puts there,
+//! waits for the next scan from the start, which comes after ten times the time that such a scan
+//! takes. While scans are quick, every one is from the start, and the order of what it finds is
+//! exact.
 
 use std::time::Duration;
 

@@ -3,12 +3,15 @@
 //! A hint is never needed: whoever waits also looks again by itself. Within this process a commit
 //! hints at once. Other instances hear of it by one `NOTIFY` for all commits of the last moments,
 //! sent from a connection of its own: inside the transaction of a commit it would take a lock that
-//! all commits of the server share. What is said while nobody listens is lost, and that is fine.
+//! all commits of the server share. Topics go the same way, each once for all that is told of it in
+//! the last moments. What is said while nobody listens is lost, and that is fine.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 use tokio_postgres::types::Type;
@@ -17,6 +20,7 @@ use tokio_postgres::{AsyncMessage, Client};
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::pool::ask;
+use crate::told::Told;
 
 /// The least time between two hints of this instance, and between two that it listens to.
 const HINT_PAUSE: Duration = Duration::from_millis(50);
@@ -30,9 +34,13 @@ pub(super) struct Hints {
     pub(super) jobs: Notify,
     /// The feed may have grown.
     pub(super) feed: Notify,
+    /// Somebody has told of a topic.
+    pub(super) told: Told,
     /// Others have to be told.
     untold: Notify,
     jobs_untold: AtomicBool,
+    feed_untold: AtomicBool,
+    topics_untold: Mutex<BTreeSet<Box<str>>>,
 }
 
 impl Hints {
@@ -43,6 +51,25 @@ impl Hints {
             self.jobs.notify_waiters();
             self.jobs_untold.store(true, Ordering::Release);
         }
+        self.feed_untold.store(true, Ordering::Release);
+        self.untold.notify_one();
+    }
+
+    /// A job is due that was in its queue before.
+    pub(super) fn queued(&self) {
+        self.jobs.notify_waiters();
+        self.jobs_untold.store(true, Ordering::Release);
+        self.untold.notify_one();
+    }
+
+    /// Wakes whoever waits for `topic`, here and elsewhere.
+    pub(super) fn tell(&self, topic: &str) {
+        self.told.tell(topic);
+        let mut untold = self.topics_untold.lock();
+        if untold.len() < TOPICS_UNTOLD_MAX {
+            untold.insert(topic.into());
+        }
+        drop(untold);
         self.untold.notify_one();
     }
 
@@ -52,10 +79,28 @@ impl Hints {
             self.jobs.notify_waiters();
         }
     }
+
+    /// All that others have to be told, each a payload.
+    fn take_untold(&self) -> Vec<String> {
+        let topics = std::mem::take(&mut *self.topics_untold.lock());
+        let mut payloads: Vec<String> =
+            topics.into_iter().map(|topic| format!("{TOPIC}{topic}")).collect();
+        let has_grown = self.feed_untold.swap(false, Ordering::AcqRel);
+        if self.jobs_untold.swap(false, Ordering::AcqRel) {
+            payloads.push(JOBS.to_owned());
+        } else if has_grown {
+            payloads.push(FEED.to_owned());
+        }
+        payloads
+    }
 }
 
 const JOBS: &str = "jobs";
 const FEED: &str = "feed";
+/// What is before a topic in a payload.
+const TOPIC: &str = "topic ";
+/// Topics that wait for the connection. What is told of more of them while there is none is lost.
+const TOPICS_UNTOLD_MAX: usize = 1_000;
 
 /// Tells and listens until it is dropped.
 pub(super) fn keep_in_touch(
@@ -67,8 +112,9 @@ pub(super) fn keep_in_touch(
     let mut task = JoinSet::new();
     task.spawn(async move {
         let mut pause = RECONNECT.0;
+        let mut is_again = false;
         loop {
-            match in_touch(&hints, &endpoint, &channel, call_timeout).await {
+            match in_touch(&hints, &endpoint, &channel, call_timeout, is_again).await {
                 Ok(()) => pause = RECONNECT.0,
                 Err(fault) => {
                     let error = fault.into_error("listening for hints");
@@ -77,6 +123,7 @@ pub(super) fn keep_in_touch(
                 }
             }
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+            is_again = true;
         }
     });
     task
@@ -84,23 +131,29 @@ pub(super) fn keep_in_touch(
 
 /// Tells and listens as long as one connection lasts.
 async fn in_touch(
-    hints: &Hints,
+    hints: &Arc<Hints>,
     endpoint: &Endpoint,
     channel: &str,
     call_timeout: Duration,
+    is_again: bool,
 ) -> Result<(), Fault> {
     let connect = endpoint.config.connect(endpoint.tls.clone());
     let connected = tokio::time::timeout(call_timeout, connect).await;
     let (client, mut connection) = connected.map_err(|_| Fault::Silence(call_timeout))??;
     let (said, mut heard) = mpsc::channel::<String>(64);
     let mut driver = JoinSet::new();
+    let topics = Arc::clone(hints);
     driver.spawn(async move {
-        // A hint that finds the channel full says what the ones before it say.
+        // A hint that finds the channel full says what the ones before it say. Topics differ, and
+        // wait for nothing.
         while let Some(Ok(message)) =
             std::future::poll_fn(|context| connection.poll_message(context)).await
         {
             if let AsyncMessage::Notification(note) = message {
-                said.try_send(note.payload().to_owned()).ok();
+                match note.payload().strip_prefix(TOPIC) {
+                    Some(topic) => topics.told.tell(topic),
+                    None => drop(said.try_send(note.payload().to_owned())),
+                }
             }
         }
     });
@@ -109,6 +162,9 @@ async fn in_touch(
     listening.map_err(|_| Fault::Silence(call_timeout))??;
     // What was said before nobody heard.
     hints.heard(JOBS);
+    if is_again {
+        hints.told.tell_all();
+    }
     loop {
         tokio::select! {
             note = heard.recv() => match note {
@@ -127,8 +183,9 @@ async fn tell(
     channel: &str,
     call_timeout: Duration,
 ) -> Result<(), Fault> {
-    let payload = if hints.jobs_untold.swap(false, Ordering::AcqRel) { JOBS } else { FEED };
-    let params = [(&channel as _, Type::TEXT), (&payload as _, Type::TEXT)];
-    ask(client, call_timeout, "SELECT pg_notify($1, $2)", &params).await?;
+    let payloads = hints.take_untold();
+    let params = [(&channel as _, Type::TEXT), (&payloads as _, Type::TEXT_ARRAY)];
+    let sql = "SELECT pg_notify($1, payload) FROM unnest($2) AS payload";
+    ask(client, call_timeout, sql, &params).await?;
     Ok(())
 }

@@ -66,12 +66,11 @@ impl PostgresStore {
             [(&events_ms as _, Type::INT8), (&runs_ms as _, Type::INT8), (&batch as _, Type::INT4)];
         let within = self.options.call_timeout * super::LONG_FACTOR;
         let rows = self.pool.call_within(within, "sweeping", &self.sql.sweep, &params).await?;
-        let read = || -> Result<(i64, i64), Fault> {
-            rows.first().map_or(Ok((0, 0)), |row| Ok((column(row, 0)?, column(row, 1)?)))
-        };
-        let (logs, runs) = read().map_err(|fault| fault.into_error("sweeping"))?;
-        let (logs, runs) = (to_number(logs), to_number(runs));
-        Ok(Swept { logs, runs, more: logs + runs >= retention.batch as u64 })
+        let count = |at| rows.first().map_or(Ok(0), |row| column(row, at).map(to_number));
+        let read = || -> Result<_, Fault> { Ok((count(0)?, count(1)?, count(2)?)) };
+        let (logs, runs, records) = read().map_err(|fault| fault.into_error("sweeping"))?;
+        let more = logs + runs + records >= retention.batch as u64;
+        Ok(Swept { logs, runs, records, more })
     }
 
     pub(super) async fn note_beat(&self, beat: &Beat) -> Result<(), StoreError> {
@@ -151,6 +150,7 @@ impl PostgresStore {
             (&jobs.steps as _, Type::INT4_ARRAY),
             (&jobs.kinds as _, Type::TEXT_ARRAY),
             (&jobs.queues as _, Type::TEXT_ARRAY),
+            (&jobs.priorities as _, Type::INT2_ARRAY),
             (&jobs.attempts as _, Type::INT8_ARRAY),
             (&jobs.inputs as _, Type::TEXT_ARRAY),
             (&jobs.due_at as _, Type::INT8_ARRAY),
@@ -179,6 +179,7 @@ struct Jobs<'a> {
     steps: Vec<i32>,
     kinds: Vec<&'static str>,
     queues: Vec<&'a str>,
+    priorities: Vec<i16>,
     attempts: Vec<i64>,
     inputs: Vec<String>,
     due_at: Vec<i64>,
@@ -193,6 +194,7 @@ impl<'a> Jobs<'a> {
             jobs.steps.push(job.job_id.step.0.into());
             jobs.kinds.push(encode_kind(job.kind));
             jobs.queues.push(&job.queue);
+            jobs.priorities.push(job.priority.into());
             jobs.attempts.push(job.attempt.into());
             jobs.inputs.push(serde_json::to_string(&job.inputs).expect("numbers have a JSON form"));
             jobs.due_at.push(open.due_at.0);

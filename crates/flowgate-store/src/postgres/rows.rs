@@ -13,7 +13,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
 use super::fault::Fault;
-use crate::{JobDetail, LeaseDetail, RunRow};
+use crate::{JobDetail, LeaseDetail, Queues, RunRow};
 
 /// A column of a row.
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Fault> {
@@ -70,6 +70,22 @@ pub(super) fn encode_due(due: Due) -> (Option<i64>, Option<i64>) {
     }
 }
 
+/// The queues that are wanted, all if none, and those that are not; each once.
+pub(super) fn encode_queues(queues: &Queues) -> (Option<Vec<&str>>, Option<Vec<&str>>) {
+    match queues {
+        Queues::All => (None, None),
+        Queues::Only(names) => (Some(sorted(names)), None),
+        Queues::AllBut(names) => (None, Some(sorted(names))),
+    }
+}
+
+fn sorted(names: &[Arc<str>]) -> Vec<&str> {
+    let mut names: Vec<&str> = names.iter().map(|name| &**name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 /// The kind of a job as it is stored.
 pub(super) fn encode_kind(kind: JobKind) -> &'static str {
     match kind {
@@ -85,6 +101,7 @@ pub(super) struct JobColumns {
     pub(super) step: u16,
     pub(super) kind: String,
     pub(super) queue: Arc<str>,
+    pub(super) priority: u8,
     pub(super) attempt: u32,
     pub(super) inputs: String,
 }
@@ -100,6 +117,7 @@ impl JobColumns {
             }
         };
         Ok(Job {
+            priority: self.priority,
             job_id: JobId { run_id: self.run_id, step: StepIndex(self.step) },
             kind,
             queue: self.queue,

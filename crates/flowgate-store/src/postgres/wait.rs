@@ -6,9 +6,8 @@ use flowgate_core::ids::Position;
 use tokio_postgres::types::Type;
 
 use super::PostgresStore;
-use super::claim::sorted;
 use super::fault::Fault;
-use super::rows::{column, to_integer, to_number};
+use super::rows::{column, encode_queues, to_integer, to_number};
 use crate::{Queues, StoreError};
 
 /// How long a wait goes without a look at most: nobody may rely on hints.
@@ -55,13 +54,11 @@ impl PostgresStore {
     /// How long until a claim may be worth it.
     async fn until_due(&self, queues: &Queues) -> Result<Duration, StoreError> {
         let doing = "waiting for a job";
-        let queues = match queues {
-            Queues::All => None,
-            Queues::Only(names) => Some(sorted(names)),
-        };
+        let (queues, queues_not) = encode_queues(queues);
         let (floor_due, floor_check) = (self.floor_due.next(), self.floor_check.next());
         let params = [
             (&queues as _, Type::TEXT_ARRAY),
+            (&queues_not as _, Type::TEXT_ARRAY),
             (&floor_due as _, Type::INT8),
             (&floor_check as _, Type::INT8),
         ];

@@ -40,13 +40,21 @@ pub(super) fn write_queues(command: &mut Cmd, queues: &Queues) {
                 command.arg(name);
             }
         }
+        // Below -1: all but as many as it is below.
+        Queues::AllBut(names) => {
+            let count = isize::try_from(names.len()).expect("a list fits in memory");
+            command.arg(-1 - count);
+            for name in names {
+                command.arg(&**name);
+            }
+        }
     }
 }
 
-/// A claimed job and when it was due, in microseconds.
+/// A claimed job and where it stood in its queue.
 #[derive(Debug)]
 pub(super) struct Due {
-    pub(super) due_us: i64,
+    pub(super) order_us: i64,
     pub(super) needy: Needy,
 }
 
@@ -85,7 +93,7 @@ fn read_job(
 ) -> Result<Due, StoreError> {
     let run_id: RunId = reply.number()?;
     let job_id = JobId { run_id, step: StepIndex(reply.number()?) };
-    let due_us = reply.number()?;
+    let order_us = reply.number()?;
     let token = LeaseToken(reply.number()?);
     let attempt = reply.number()?;
     let queue = reply.word()?.into();
@@ -101,7 +109,7 @@ fn read_job(
     }
     let run = Arc::clone(&known.run);
     let claimed = Claimed { job, token, expires_at, lost, run, inputs: Vec::new() };
-    Ok(Due { due_us, needy: Needy::new(claimed) })
+    Ok(Due { order_us, needy: Needy::new(claimed) })
 }
 
 /// When the next jobs of a partition are due.
@@ -110,7 +118,8 @@ pub(super) struct Ahead {
     now: Timestamp,
     /// When the first lease ends.
     lease_ends: Option<Timestamp>,
-    /// In microseconds, in order.
+    /// Where they stand in their queues, in microseconds: of those that are not due it is when they
+    /// will be.
     dues: Vec<i64>,
 }
 

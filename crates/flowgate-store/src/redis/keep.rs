@@ -109,7 +109,12 @@ impl RedisStore {
             swept.more |= reply.number::<u8>()? == 1;
             left = left.saturating_sub(logs + runs);
         }
+        if left > 0 {
+            swept.records = self.sweep_records(left).await?;
+            left = left.saturating_sub(swept.records);
+        }
         swept.more |= left == 0;
+        self.forget_permits().await?;
         Ok(swept)
     }
 
@@ -203,6 +208,7 @@ impl RedisStore {
             }
             for job in &copy.jobs {
                 command.arg(job.job.job_id.step.0).arg(&*job.job.queue).arg(due_us(job.due_at));
+                command.arg(job.job.priority);
             }
             for row in &rows {
                 command.arg(row.last).arg(row.count).arg(row.at.0).arg(&row.events);

@@ -28,7 +28,12 @@ impl Partitions {
 
     /// The index of the one that the run lives in.
     pub(super) fn of(&self, run_id: RunId) -> usize {
-        place(run_id, self.prefixes.len())
+        place(run_id.0.as_bytes(), self.prefixes.len())
+    }
+
+    /// The index of the one that the permits of this key are in.
+    pub(super) fn of_key(&self, key: &str) -> usize {
+        place(key.as_bytes(), self.prefixes.len())
     }
 
     /// What the keys of a partition begin with.
@@ -52,12 +57,11 @@ pub(super) fn partition_prefix(prefix: &str, index: u16) -> String {
     format!("{prefix}:{{p{index}}}:")
 }
 
-/// FNV-1a of the id's bytes. Part of the layout: it never changes.
-fn place(run_id: RunId, count: usize) -> usize {
-    let hash =
-        run_id.0.as_bytes().iter().fold(0x811c_9dc5_u32, |hash, byte| {
-            (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-        });
+/// FNV-1a of the bytes of an id or a key. Part of the layout: it never changes.
+fn place(bytes: &[u8], count: usize) -> usize {
+    let hash = bytes
+        .iter()
+        .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
     usize::try_from(hash).expect("32 bits fit") % count
 }
 
@@ -71,15 +75,15 @@ mod tests {
     fn runs_spread_over_the_partitions() {
         let mut counts = [0; 16];
         for _ in 0..16_000 {
-            counts[place(RunId(Uuid::now_v7()), 16)] += 1;
+            counts[place(Uuid::now_v7().as_bytes(), 16)] += 1;
         }
         assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
     }
 
     #[test]
     fn a_run_stays_where_it_is() {
-        assert_eq!(place(RunId::derived("order", "7"), 16), 3);
-        assert_eq!(place(RunId(Uuid::nil()), 16), 5);
+        assert_eq!(place(RunId::derived("order", "7").0.as_bytes(), 16), 3);
+        assert_eq!(place(Uuid::nil().as_bytes(), 16), 5);
         assert_eq!(partition_prefix("fg", 7), "fg:{p7}:");
     }
 }

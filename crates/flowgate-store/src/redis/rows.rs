@@ -29,13 +29,17 @@ pub(super) fn decode_run(text: &str) -> Result<Arc<Run>, StoreError> {
     run.map_err(|error| damaged("a record of a run", error))
 }
 
-/// What never changes in a job: `QUEUE;KIND:INPUT,INPUT`.
+/// What never changes in a job: `QUEUE;KIND:INPUT,INPUT`, or `QUEUE;KIND/PRIORITY:INPUT,INPUT`.
 pub(super) fn encode_queued(job: &Job) -> String {
     let kind = match job.kind {
         JobKind::Execute => "execute",
         JobKind::Timer => "timer",
     };
-    let mut text = format!("{};{kind}:", job.queue);
+    let mut text = format!("{};{kind}", job.queue);
+    if job.priority > 0 {
+        write!(text, "/{}", job.priority).expect("a text can grow");
+    }
+    text.push(':');
     for (at, input) in job.inputs.iter().enumerate() {
         let separator = if at == 0 { "" } else { "," };
         write!(text, "{separator}{input}").expect("a text can grow");
@@ -51,6 +55,7 @@ pub(super) fn decode_job(
     attempt: u32,
 ) -> Result<Job, StoreError> {
     let (kind, inputs) = text.split_once(':').ok_or_else(|| unreadable("a job without inputs"))?;
+    let (kind, priority) = kind.split_once('/').unwrap_or((kind, "0"));
     let kind = match kind {
         "execute" => JobKind::Execute,
         "timer" => JobKind::Timer,
@@ -58,7 +63,7 @@ pub(super) fn decode_job(
     };
     let inputs = inputs.split(',').filter(|input| !input.is_empty());
     let inputs = inputs.map(parse).collect::<Result<_, _>>()?;
-    Ok(Job { job_id, kind, queue, attempt, inputs })
+    Ok(Job { job_id, kind, queue, priority: parse(priority)?, attempt, inputs })
 }
 
 /// Lost leases: a line `ATTEMPT;TOKEN;INSTANCE` for each.
@@ -271,5 +276,28 @@ pub(super) fn damaged(what: &str, error: serde_json::Error) -> StoreError {
     StoreError::Corrupt {
         message: format!("Redis holds {what} that cannot be read: {error}"),
         source: Some(Box::new(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_job_is_read_as_it_was_kept() {
+        let job_id = JobId { run_id: RunId(Uuid::nil()), step: StepIndex(3) };
+        for (kind, priority, inputs, text) in [
+            (JobKind::Execute, 0, vec![1, 20], "a/1;execute:1,20"),
+            (JobKind::Execute, 9, vec![], "a/1;execute/9:"),
+            (JobKind::Timer, 1, vec![7], "a/1;timer/1:7"),
+        ] {
+            let job = Job { job_id, kind, queue: "a/1".into(), priority, attempt: 2, inputs };
+            assert_eq!(encode_queued(&job), text);
+            let (queue, text) = text.split_once(';').unwrap();
+            assert_eq!(decode_job(text, job_id, queue.into(), 2).unwrap(), job);
+        }
+        assert!(decode_job("execute/x:1", job_id, "a".into(), 0).is_err());
     }
 }

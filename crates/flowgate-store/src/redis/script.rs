@@ -18,9 +18,9 @@ pub(super) struct Script {
 }
 
 macro_rules! scripts {
-    ($($name:ident: $file:literal),+ $(,)?) => {
+    ($($name:ident: $($file:literal)+),+ $(,)?) => {
         $(pub(super) static $name: Script = Script {
-            body: include_str!(concat!("scripts/", $file, ".lua")),
+            body: concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+),
             loaded: OnceLock::new(),
         };)+
     };
@@ -33,21 +33,35 @@ scripts! {
     COMMIT: "commit",
     COUNT_RUNS: "count_runs",
     FEED_END: "feed_end",
+    FORGET_PERMITS: "permits" "forget_permits",
     IMPORT_REVISION: "import_revision",
     IMPORT_RUN: "import_run",
     LEAVE: "leave",
+    LIST_RECORDS: "list_records",
     LIST_REVISIONS: "list_revisions",
     LIST_RUNS: "list_runs",
+    LIST_TERMS: "list_terms",
     NOW: "now",
     OPEN: "open",
+    PAST_TERMS: "past_terms",
     PEEK: "peek",
+    QUEUE_STATS: "queue_stats",
     RAISE_TOKENS: "raise_tokens",
     READ_EVENTS: "read_events",
     READ_FEED: "read_feed",
+    READ_PERMITS: "permits" "read_permits",
+    READ_RECORDS: "read_records",
     READ_RUN: "read_run",
     REGISTER_FLOW: "register_flow",
+    RELEASE_PERMITS: "permits" "release_permits",
+    RELEASE_TERM: "release_term",
     RENEW: "renew",
     SWEEP: "sweep",
+    SWEEP_RECORDS: "sweep_records",
+    TAKE_PERMITS: "permits" "take_permits",
+    TAKE_TERM: "take_term",
+    WAKE_JOBS: "wake_jobs",
+    WRITE_RECORDS: "write_records",
 }
 
 impl Script {
@@ -157,4 +171,15 @@ impl Iterator for Reply {
 /// A number as it is stored.
 pub(super) fn parse<N: std::str::FromStr>(text: &str) -> Result<N, StoreError> {
     text.parse().map_err(|_| unreadable(format_args!("`{text}` in place of a number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::control::PRIORITY_HEAD_START;
+
+    #[test]
+    fn the_scripts_know_the_head_start_of_a_priority() {
+        let line = format!("local HEAD_START_US = {}\n", PRIORITY_HEAD_START.as_micros());
+        assert!(super::SHARED.contains(&line), "{line}");
+    }
 }

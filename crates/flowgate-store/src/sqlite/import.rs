@@ -1,6 +1,7 @@
 //! Writing what another store had.
 
 use flowgate_core::ids::CommitId;
+use flowgate_core::time::Timestamp;
 use rusqlite::params;
 
 use super::fault::Fault;
@@ -56,7 +57,7 @@ impl Writer {
         if is_open {
             let run = OpenRun::new(row.run.clone(), row.started_at, row.updated_at);
             let now = self.now();
-            self.open.load(run, jobs.into_iter().map(open_job).collect(), now);
+            self.open.load(run, jobs.into_iter().map(|job| open_job(job, now)).collect(), now);
         }
         let record = serde_json::to_string(&*row.run).expect("a record has a JSON form");
         let lines_counted = log_lines.last().map_or(0, |line| line.number);
@@ -85,8 +86,9 @@ impl Writer {
     }
 }
 
-fn open_job(copy: JobCopy) -> OpenJob {
+fn open_job(copy: JobCopy, now: Timestamp) -> OpenJob {
     let mut open = OpenJob::new(copy.job, copy.due_at, 0);
     open.lost = copy.lost;
+    open.queue(now);
     open
 }

@@ -79,6 +79,7 @@ fn is_kept(event: &Event) -> bool {
         | Event::StepStarted { .. }
         | Event::StepLost { .. }
         | Event::StepReleased { .. }
+        | Event::StepParked { .. }
         | Event::EventRepeated { .. }
         | Event::AttemptFailed { .. }
         | Event::StepSucceeded { .. }

@@ -37,6 +37,8 @@ struct JobRow {
     job: Job,
     due_at: Timestamp,
     #[serde(default)]
+    ahead: u8,
+    #[serde(default)]
     lease: Option<LeaseRow>,
     #[serde(default)]
     lost: Vec<LeaseStamp>,
@@ -47,10 +49,17 @@ struct JobRow {
 struct JobRowRef<'a> {
     job: &'a Job,
     due_at: Timestamp,
+    #[serde(skip_serializing_if = "is_zero")]
+    ahead: u8,
     #[serde(skip_serializing_if = "Option::is_none")]
     lease: Option<LeaseRowRef<'a>>,
     #[serde(skip_serializing_if = "<[LeaseStamp]>::is_empty")]
     lost: &'a [LeaseStamp],
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(ahead: &u8) -> bool {
+    *ahead == 0
 }
 
 #[derive(Deserialize)]
@@ -74,6 +83,7 @@ pub(super) fn encode_jobs(jobs: &[OpenJob]) -> String {
         .map(|open| JobRowRef {
             job: &open.job,
             due_at: open.due_at,
+            ahead: open.ahead,
             lease: open.lease.as_ref().map(|lease| LeaseRowRef {
                 token: lease.token,
                 instance: &lease.instance,
@@ -90,6 +100,7 @@ pub(super) fn decode_jobs(text: &str) -> Result<Vec<OpenJob>, Fault> {
     let rows: Vec<JobRow> = serde_json::from_str(text).map_err(Fault::unreadable)?;
     let jobs = rows.into_iter().map(|row| {
         let mut open = OpenJob::new(row.job, row.due_at, 0);
+        open.ahead = row.ahead;
         open.lost = row.lost;
         open.lease =
             row.lease.map(|lease| Lease::restored(lease.token, lease.instance, lease.expires_at));

@@ -2,7 +2,7 @@
 
 use flowgate_core::commit::Claimed;
 use flowgate_core::event::FORMAT;
-use flowgate_core::ids::{CommitId, RunId};
+use flowgate_core::ids::{CommitId, JobId, RunId};
 use flowgate_core::limits::LOG_LINES_MAX;
 use flowgate_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -253,7 +253,27 @@ impl Writer {
     pub(super) fn claim(&mut self, claimant: &Claimant) -> Result<Vec<Claimed>, Fault> {
         let now = self.now();
         let claimed = self.open.claim(claimant, now);
-        let mut run_ids: Vec<RunId> = claimed.iter().map(|c| c.job.job_id.run_id).collect();
+        self.write_jobs(claimed.iter().map(|c| c.job.job_id.run_id).collect())?;
+        Ok(self.with_inputs(claimed))
+    }
+
+    /// Makes delayed jobs due; returns those that exist.
+    pub(super) fn wake_jobs(&mut self, jobs: &[JobId]) -> Result<Vec<JobId>, Fault> {
+        let now = self.now();
+        let (mut found, mut changed) = (Vec::new(), Vec::new());
+        for job_id in jobs {
+            let Some(is_changed) = self.open.wake(*job_id, now) else { continue };
+            found.push(*job_id);
+            if is_changed {
+                changed.push(job_id.run_id);
+            }
+        }
+        self.write_jobs(changed)?;
+        Ok(found)
+    }
+
+    /// Writes the open jobs of these runs.
+    fn write_jobs(&mut self, mut run_ids: Vec<RunId>) -> Result<(), Fault> {
         run_ids.sort_unstable();
         run_ids.dedup();
         for run_id in run_ids {
@@ -261,7 +281,7 @@ impl Writer {
             let sql = "UPDATE runs SET jobs = ?2 WHERE run_number = ?1";
             self.transaction()?.prepare_cached(sql)?.execute(params![run_number, jobs])?;
         }
-        Ok(self.with_inputs(claimed))
+        Ok(())
     }
 
     /// Keeps log lines of runs that have theirs.
@@ -357,8 +377,12 @@ impl Writer {
             let sql = "DELETE FROM runs WHERE run_number = ?1";
             connection.prepare_cached(sql)?.execute([run_number])?;
         }
-        swept.more = left == ended.len();
-        if swept.logs + swept.runs > 0 {
+        let left = left - ended.len();
+        let records = self.sweep_records(left)?;
+        self.sweep_permits()?;
+        swept.records = u64::try_from(records).expect("a batch fits in memory");
+        swept.more = left == records;
+        if swept.logs + swept.runs + swept.records > 0 {
             free_pages(self.transaction()?)?;
         }
         Ok(swept)

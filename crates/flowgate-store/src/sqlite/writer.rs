@@ -27,11 +27,13 @@ use super::fault::{Fault, closed};
 use super::owner::Ownership;
 use super::payloads::Payloads;
 use super::rows::{RUN_COLUMNS, read_open, to_integer, to_number};
+use super::{permits, terms};
 use crate::StoreError;
 use crate::clock::Clock;
 use crate::instances::Instances;
 use crate::open::hash::IdMap;
 use crate::open::{OpenJob, OpenRuns};
+use crate::permits::Permits;
 
 /// Requests that may wait for the writer; more callers wait to be let in.
 const REQUESTS_MAX: usize = 1_024;
@@ -84,6 +86,7 @@ pub(super) struct Writer {
     /// The last position that is durable.
     pub(super) feed_end: watch::Sender<u64>,
     pub(super) instances: Instances,
+    pub(super) permits: Permits,
     /// The last field: the file is given up when nothing of ours has it open any more.
     pub(super) ownership: Ownership,
 }
@@ -163,7 +166,7 @@ fn run(mut writer: Writer, mut queue: mpsc::Receiver<Request>) {
 }
 
 impl Writer {
-    /// Reads the open runs; leases of earlier owners are void.
+    /// Reads the open runs; leases, terms and permits of earlier owners are void.
     pub(super) fn new(
         connection: Connection,
         clock: Clock,
@@ -184,8 +187,11 @@ impl Writer {
             written: Arc::default(),
             feed_end: watch::Sender::default(),
             instances: Instances::default(),
+            permits: Permits::default(),
             ownership,
         };
+        terms::end_all(&writer.connection, writer.clock.now())?;
+        permits::end_all(&writer.connection)?;
         writer.load(None)?;
         writer.write_epoch()?;
         writer.feed_end.send_replace(writer.position_last);
@@ -284,6 +290,7 @@ impl Writer {
             |row| row.get(0),
         )?;
         self.position_last = to_number(position_last);
+        self.permits = permits::load(&self.connection)?;
         self.open = open;
         self.kept = kept;
         self.payload_bytes = 0;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowgate_core::ids::{InstanceId, Position};
 use flowgate_store::conformance::world::{World, single};
-use flowgate_store::{Beat, Clock, InstanceState, SqliteStore, Store, StoreError};
+use flowgate_store::{Beat, Clock, Degradation, InstanceState, SqliteStore, Store, StoreError};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -17,10 +17,14 @@ fn beat() -> Beat {
         instance: InstanceId("host-ab12".into()),
         pid: std::process::id(),
         version: "0.1.0".into(),
+        role: None,
+        pool: Some("gpu".into()),
         queues: Some(vec!["default".into()]),
         slots: 4,
         running: 10,
         state: InstanceState::Ready,
+        degradation: Degradation::Normal,
+        strained_by: None,
         silent_ms_max: 6_000,
     }
 }

@@ -5,13 +5,19 @@ use std::time::Duration;
 
 use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::RunId;
+use flowgate_core::payload::Payload;
 use flowgate_store::conformance::Harness;
 use flowgate_store::conformance::world::{World, chain, later};
+use flowgate_store::control::{
+    Expect, RECORD_KINDS, RECORD_KINDS_OF_ONE_STORE, Record, RecordQuery, RecordWrite,
+    RecordsOutcome, TermAsk, TermOutcome,
+};
 use flowgate_store::copy::{CopyError, CopyReport, Occupied, Phase, Progress, copy, read_run};
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{
-    Clock, Imported, LogLevel, MemoryStore, NewLogLine, NewRevision, RunCopy, Store,
+    Clock, Control, Imported, LogLevel, MemoryStore, NewLogLine, NewRevision, RunCopy, Store,
 };
+use serde_json::json;
 
 use crate::harness::{MemoryHarness, SqliteHarness};
 
@@ -110,7 +116,7 @@ async fn a_target_with_something_in_it_is_refused_and_left_alone() {
     let mut target = MemoryHarness::plain();
     World::new(&mut target).started(&chain(), "1").await;
     let refused = copy(&*source.store(), &*target.store(), Occupied::Refuse, &mut |_| {}).await;
-    assert!(matches!(refused, Err(CopyError::Occupied { runs: 1, revisions: 0 })));
+    assert!(matches!(refused, Err(CopyError::Occupied { runs: 1, revisions: 0, records: 0 })));
     let report = copied(&*source.store(), &*target.store(), Occupied::Continue).await;
     assert!(!report.is_complete(), "it holds a run that the source does not have");
 }
@@ -144,4 +150,100 @@ async fn a_copy_that_was_broken_off_goes_on() {
     assert!(phases.contains(&(Phase::Copying, 250, 250)));
     assert_eq!(phases.last(), Some(&(Phase::Checking, 250, 250)));
     assert_same(&*store, &*target, &run_ids).await;
+}
+
+/// A record of each kind, one of them with an end, and more of one kind than fit on a page.
+async fn with_records(store: &dyn Store) -> usize {
+    let write = |kind: &'static str, key: &str, keep: Option<Duration>| RecordWrite {
+        kind,
+        key: key.into(),
+        expect: Expect::Absent,
+        value: Some(Payload::of(&json!({ "kind": kind, "key": key })).expect("it is JSON")),
+        keep,
+    };
+    let day = Some(Duration::from_hours(24));
+    let mut writes: Vec<_> = RECORD_KINDS.iter().map(|kind| write(kind, "é/1", None)).collect();
+    writes.extend((0..2_500).map(|number| write("occurrence", &format!("{number:05}"), day)));
+    let count = writes.len();
+    while !writes.is_empty() {
+        let rest = writes.split_off(writes.len().min(1_000));
+        let written = store.write_records(std::mem::replace(&mut writes, rest), None).await;
+        assert!(matches!(written.expect("writing"), RecordsOutcome::Written(_)));
+    }
+    count
+}
+
+async fn records(store: &dyn Store, kind: &'static str) -> Vec<Record> {
+    let mut records: Vec<Record> = Vec::new();
+    loop {
+        let after = records.last().map(|record| Arc::clone(&record.key));
+        let (prefix, is_descending) = ("".into(), false);
+        let query = RecordQuery { kind, prefix, after, is_descending, limit: 1_000 };
+        let page = store.list_records(&query).await.expect("listing");
+        if page.is_empty() {
+            return records;
+        }
+        records.extend(page);
+    }
+}
+
+#[tokio::test]
+async fn records_are_copied_but_for_those_of_one_store() {
+    let mut source = MemoryHarness::plain();
+    World::new(&mut source).started(&chain(), "1").await;
+    let source = source.store();
+    let count = with_records(&*source).await;
+    let term = TermAsk {
+        name: "leader".into(),
+        holder: "a/1".into(),
+        span: Duration::from_hours(1),
+        renews: None,
+    };
+    assert!(matches!(source.take_term(&term).await.unwrap(), TermOutcome::Held(_)));
+    let file = SqliteHarness::plain().await;
+    let report = copied(&*source, &*file.sqlite, Occupied::Refuse).await;
+    assert!(report.is_complete(), "{report:?}");
+    let expected = u64::try_from(count - RECORD_KINDS_OF_ONE_STORE.len()).unwrap();
+    assert_eq!((report.records, report.target.records), (expected, expected));
+    for kind in RECORD_KINDS {
+        let (before, after) = (records(&*source, kind).await, records(&*file.sqlite, kind).await);
+        if RECORD_KINDS_OF_ONE_STORE.contains(&kind) {
+            assert_eq!((before.len(), after.len()), (1, 0), "{kind}");
+            continue;
+        }
+        assert_eq!(before.len(), after.len(), "{kind}");
+        for (before, after) in before.iter().zip(&after) {
+            assert_eq!((&before.key, &before.value), (&after.key, &after.value));
+            let ends = before.expires_at.zip(after.expires_at);
+            assert_eq!(ends.is_some(), before.expires_at.is_some());
+            assert!(ends.is_none_or(|(one, other)| one.0.abs_diff(other.0) < 60_000), "{ends:?}");
+        }
+    }
+    assert_eq!(file.sqlite.list_terms("").await.unwrap(), [], "terms end with their holders");
+}
+
+#[tokio::test]
+async fn records_that_are_there_are_left_alone() {
+    let (source, target) = (MemoryStore::new(), MemoryStore::new());
+    let count = with_records(&source).await;
+    let change = RecordWrite {
+        kind: "queue",
+        key: "é/1".into(),
+        expect: Expect::Absent,
+        value: Some(Payload::null()),
+        keep: None,
+    };
+    assert!(matches!(
+        target.write_records(vec![change], None).await.unwrap(),
+        RecordsOutcome::Written(_)
+    ));
+    let refused = copy(&source, &target, Occupied::Refuse, &mut |_| {}).await;
+    assert!(matches!(refused, Err(CopyError::Occupied { runs: 0, revisions: 0, records: 1 })));
+    let copied_before = RECORD_KINDS_OF_ONE_STORE.len() + 1;
+    for expected in [count - copied_before, 0] {
+        let report = copied(&source, &target, Occupied::Continue).await;
+        assert!(report.is_complete(), "{report:?}");
+        assert_eq!(report.records, u64::try_from(expected).unwrap());
+    }
+    assert_eq!(records(&target, "queue").await[0].value, Payload::null());
 }

@@ -18,7 +18,9 @@ use uuid::Uuid;
 use crate::postgres_harness::{PostgresHarness, connect};
 
 const WRITERS: usize = 8;
-const APPENDS: usize = 250;
+const APPENDS: usize = 5_000;
+/// How long a transaction does nothing while they append.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// Appends rows to the log as transactions of their own, which wait a while before they end, and
 /// of which some are rolled back.
@@ -61,8 +63,11 @@ async fn follow_naively(client: Client, schema: String, is_over: Arc<AtomicBool>
         let was_over = is_over.load(Ordering::SeqCst);
         let sql = format!("SELECT number FROM {schema}.log WHERE number > {last} ORDER BY number");
         let rows = client.query(&sql, &[]).await.expect("reading naively");
-        if rows.is_empty() && was_over {
-            return count;
+        if rows.is_empty() {
+            if was_over {
+                return count;
+            }
+            client.batch_execute("SELECT pg_sleep(0.001)").await.expect("waiting");
         }
         count += rows.len();
         last = rows.last().map_or(last, |row| row.get(0));
@@ -88,6 +93,7 @@ async fn a_reader_of_the_feed_loses_nothing_where_a_sequence_loses_events() {
     ))
     .await
     .unwrap();
+    let idle_since = Instant::now();
     let mut writers = JoinSet::new();
     for _ in 0..WRITERS {
         let schema = schema.clone();
@@ -98,6 +104,8 @@ async fn a_reader_of_the_feed_loses_nothing_where_a_sequence_loses_events() {
         let run_id = world.started(&single("one"), "1").await;
         world.finish(&single("one"), run_id).await;
     }
+    let rest = IDLE.saturating_sub(idle_since.elapsed());
+    timeout(rest, std::future::pending::<()>()).await.unwrap_err();
     assert_eq!(world.store().read_feed(0, Position::START, 1).await.unwrap(), []);
     idle.batch_execute("COMMIT").await.unwrap();
     let began = Instant::now();
@@ -159,9 +167,9 @@ async fn claims_stay_quick_among_the_remains_of_many_jobs() {
         .unwrap();
     harness
         .sql(&format!(
-            "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, ticket, \
-             is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, '[1]', \
-             store_now() - 100000 + n, n, false FROM generate_series(1, {REMAINS}) n; \
+            "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, \
+             order_at, priority, ticket, is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, '[1]', \
+             store_now() - 100000 + n, store_now() - 100000 + n, 0, n, false FROM generate_series(1, {REMAINS}) n; \
              UPDATE jobs SET is_leased = true, token = ticket, check_at = due_at, \
              expires_at = due_at; \
              DELETE FROM jobs;"
@@ -169,7 +177,7 @@ async fn claims_stay_quick_among_the_remains_of_many_jobs() {
         .await;
     let bloated = claim_median(&World::new(&mut harness)).await;
     let naive = format!(
-        "SELECT due_us + check_us FROM {schema}.claim_jobs('naive', NULL, 1, 30000, \
+        "SELECT due_us + check_us FROM {schema}.claim_jobs('naive', NULL, NULL, 1, 30000, \
          {min}, {min}, 512)",
         min = "'-9223372036854775808'::bigint"
     );

@@ -1,6 +1,9 @@
 //! The suite on Redis, and what only Redis can do to a store.
 
+mod control;
 mod faults;
+mod permits;
+mod queues;
 mod servers;
 
 use std::sync::Arc;

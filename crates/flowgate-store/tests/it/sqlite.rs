@@ -6,13 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::event::LeaseStamp;
-use flowgate_core::ids::{LeaseToken, Position, RunId};
+use flowgate_core::ids::{JobId, LeaseToken, Position, RunId, StepIndex};
+use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
 use flowgate_store::conformance::Harness;
-use flowgate_store::conformance::world::{World, applied, chain, nothing, single};
+use flowgate_store::conformance::world::{World, applied, chain, later, nothing, queued, single};
+use flowgate_store::control::{
+    Expect, Limit, PermitAsk, PermitOutcome, PermitState, RecordWrite, RecordsOutcome, TermAsk,
+    TermOutcome,
+};
 use flowgate_store::{
-    Clock, JobCopy, Retention, RunCopy, RunQuery, SqliteStore, Store, StoreCopy, StoreError,
+    Clock, Control, JobCopy, Retention, RunCopy, RunQuery, SqliteStore, Store, StoreCopy,
+    StoreError,
 };
 use rusqlite::Connection;
 
@@ -151,9 +157,9 @@ async fn a_file_of_a_newer_flowgate_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = closed_store(folder.path()).await;
     let newer = Connection::open(&path).unwrap();
-    newer.pragma_update(None, "user_version", 3).unwrap();
+    newer.pragma_update(None, "user_version", 4).unwrap();
     drop(newer);
-    refused(&path, "format 3, and this flowgate knows formats up to 2").await;
+    refused(&path, "format 4, and this flowgate knows formats up to 3").await;
 }
 
 #[tokio::test]
@@ -243,7 +249,7 @@ async fn the_file_is_written_as_durability_needs() {
         ("foreign_keys", "0"),
         ("wal_autocheckpoint", "2000"),
         ("auto_vacuum", "2"),
-        ("user_version", "2"),
+        ("user_version", "3"),
     ];
     for (name, value) in expected {
         assert_eq!(pragmas[name], value, "{name}");
@@ -352,6 +358,91 @@ fn by_tag() -> RunQuery {
     RunQuery { tags, limit: 10, ..RunQuery::default() }
 }
 
+/// Makes a file one that an earlier flowgate wrote.
+const TO_FORMAT_2: &str = "DROP TABLE terms; DROP TABLE records; DROP TABLE permits; \
+     DROP TABLE rates; DELETE FROM meta WHERE name = 'record_version_last'; \
+     DELETE FROM refinery_schema_history WHERE version = 3; PRAGMA user_version = 2";
+
+#[tokio::test]
+async fn a_file_of_the_second_format_gets_its_terms_records_and_permits() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    World::new(&mut harness).started(&queued("other"), "1").await;
+    harness.sqlite.close().await.unwrap();
+    Connection::open(&path).unwrap().execute_batch(TO_FORMAT_2).unwrap();
+    let reader = SqliteStore::open_read_only(&path).await.unwrap();
+    assert_eq!(reader.list_terms("").await.unwrap(), [], "it has none");
+    assert_eq!(reader.read_permits("key").await.unwrap(), PermitState::default());
+    assert_eq!(reader.read_records("queue", &["a".into()]).await.unwrap(), [None]);
+    assert_eq!(reader.queue_stats().await.unwrap().len(), 1);
+    let store = open(&path).await.unwrap();
+    assert_eq!(store.list_terms("").await.unwrap(), []);
+    let ask = TermAsk {
+        name: "leader".into(),
+        holder: "a/1".into(),
+        span: Duration::from_mins(1),
+        renews: None,
+    };
+    assert!(matches!(store.take_term(&ask).await.unwrap(), TermOutcome::Held(_)));
+    let reader = SqliteStore::open_read_only(&path).await.unwrap();
+    assert_eq!(reader.list_terms("").await.unwrap(), store.list_terms("").await.unwrap());
+    let refused = reader.take_term(&ask).await;
+    assert!(matches!(refused, Err(StoreError::ReadOnly)), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_reader_beside_the_owner_counts_queues_as_the_owner_does() {
+    let mut harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let world = World::new(&mut harness);
+    world.started(&queued("other"), "1").await;
+    world.started_and_claimed_of(&queued("mine"), "mine").await;
+    for _ in 0..2 {
+        world.started(&single("one"), "1").await;
+        world.started(&later(), "1").await;
+    }
+    let reader = SqliteStore::open_read_only(&path).await.unwrap();
+    let counted = reader.queue_stats().await.unwrap();
+    assert_eq!(counted, world.store().queue_stats().await.unwrap());
+    let shown: Vec<_> = counted.iter().map(|q| (&*q.queue, q.due, q.later)).collect();
+    assert_eq!(shown, [("default", 2, 2), ("other", 1, 0)]);
+}
+
+#[tokio::test]
+async fn a_full_disk_leaves_permits_records_and_terms_as_they_were() {
+    let mut harness = SqliteHarness::plain().await;
+    let sqlite = Arc::clone(&harness.sqlite);
+    let world = World::new(&mut harness);
+    let store = world.store();
+    let claimed = world.started_and_claimed(&single("one")).await;
+    let (limit, lease) = (Limit::AtOnce(1), Duration::from_mins(1));
+    let ask = |job_id| PermitAsk { key: "key".into(), limit, job_id };
+    let mine = ask(claimed.job.job_id);
+    assert_eq!(
+        store.take_permits(std::slice::from_ref(&mine), lease).await.unwrap(),
+        [PermitOutcome::Granted]
+    );
+    sqlite.limit_pages(Some(1)).await.unwrap();
+    let job_id = || JobId { run_id: RunId(uuid::Uuid::now_v7()), step: StepIndex(0) };
+    let many: Vec<_> = (0..2_000).map(|_| ask(job_id())).collect();
+    let error = store.take_permits(&many, lease).await.unwrap_err();
+    assert!(matches!(error, StoreError::Full { .. }), "{error:?}");
+    let write = |number: u32| RecordWrite {
+        kind: "queue",
+        key: number.to_string().into(),
+        expect: Expect::Absent,
+        value: Some(Payload::of(&"x".repeat(1_000)).unwrap()),
+        keep: None,
+    };
+    let refused = store.write_records((0..500).map(write).collect(), None).await;
+    assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
+    sqlite.limit_pages(None).await.unwrap();
+    let outcomes = store.take_permits(&[mine, ask(job_id())], lease).await.unwrap();
+    assert_eq!(outcomes, [PermitOutcome::Granted, PermitOutcome::InLine(1)]);
+    let written = store.write_records(vec![write(0)], None).await.unwrap();
+    assert_eq!(written, RecordsOutcome::Written(vec![1]));
+}
+
 #[tokio::test]
 async fn a_file_of_the_first_format_gets_its_tags() {
     let mut harness = SqliteHarness::plain().await;
@@ -359,6 +450,7 @@ async fn a_file_of_the_first_format_gets_its_tags() {
     let run_id = tagged(&World::new(&mut harness)).await;
     harness.sqlite.close().await.unwrap();
     let file = Connection::open(&path).unwrap();
+    file.execute_batch(TO_FORMAT_2).unwrap();
     file.execute_batch(
         "DROP TABLE tags; DELETE FROM refinery_schema_history WHERE version = 2; \
          PRAGMA user_version = 1",

@@ -37,7 +37,7 @@ pub(crate) fn run(app: &App, args: &Args) -> Outcome {
 fn show(app: &App) -> Outcome {
     let settings = app.config.settings.iter().zip(&KEYS);
     if app.output.json {
-        let values: serde_json::Map<_, _> = settings
+        let mut values: serde_json::Map<_, _> = settings
             .map(|(setting, key)| {
                 let value = json!({
                     "value": setting.shown(),
@@ -48,6 +48,10 @@ fn show(app: &App) -> Outcome {
                 (setting.key.to_owned(), value)
             })
             .collect();
+        for sink in &app.config.sinks {
+            let value = json!({ "value": sink.shown(), "origin": sink.origin.to_string() });
+            values.insert(format!("subscribers.{}", sink.id), value);
+        }
         app.output.json(&values)?;
         return Ok(Exit::Done);
     }
@@ -64,6 +68,14 @@ fn show(app: &App) -> Outcome {
             Cell::plain(setting.shown()),
             origin,
             Cell::dim(key.what),
+        ]);
+    }
+    for sink in &app.config.sinks {
+        table.row(vec![
+            Cell::bold(format_args!("subscribers.{}", sink.id)),
+            Cell::plain(sink.shown()),
+            Cell::plain(&sink.origin),
+            Cell::dim("a sink for events"),
         ]);
     }
     table.print(app.output)?;

@@ -231,7 +231,27 @@ async fn show(app: &App, text: &str, file_only: bool) -> Outcome {
         ]);
     }
     table.print(app.output)?;
+    if !flow.file.schedules.is_empty() {
+        app.output.line("")?;
+        let mut table = Table::new(&["schedule", "when", "zone", "overlap", "catch up"]);
+        for (name, schedule) in &flow.file.schedules {
+            table.row(vec![
+                Cell::bold(name),
+                Cell::plain(schedule.when()),
+                Cell::plain(schedule.zone_name().unwrap_or_default()),
+                Cell::plain(text_of(&schedule.overlap.unwrap_or_default())),
+                Cell::plain(text_of(&schedule.catch_up.unwrap_or_default())),
+            ]);
+        }
+        table.print(app.output)?;
+    }
     Ok(Exit::Done)
+}
+
+/// A value as it is written in a flow file.
+fn text_of(value: &impl serde::Serialize) -> String {
+    let text = serde_json::to_string(value).expect("a flow file has a JSON form");
+    text.replace('"', "")
 }
 
 fn starts_on(flow: &Flow, needs: &Needs) -> String {

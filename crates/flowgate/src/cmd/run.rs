@@ -16,6 +16,7 @@ use flowgate_store::StoreUrl;
 use super::App;
 use super::runs::show::{note_of, took_of};
 use crate::config::Origin;
+use crate::control::StartOptions;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::flow_files::{self, LoadedFlow};
 use crate::input;
@@ -157,7 +158,8 @@ impl Begin {
 impl Start {
     async fn go(self, instance: &Instance, flow: &str) -> Result<RunId, Failure> {
         let Self { input, key, tags } = self;
-        Ok(instance.start_run(flow, input, key.as_deref(), &tags).await?.run_id)
+        let options = StartOptions { key, tags, ..StartOptions::default() };
+        Ok(instance.start_run(flow, input, &options).await?.run_id)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::failure::Outcome;
 mod events;
 mod list;
 pub(crate) mod show;
-mod steer;
+pub(crate) mod steer;
 
 /// Works with runs.
 #[derive(Debug, clap::Args)]

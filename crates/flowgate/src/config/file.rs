@@ -5,11 +5,19 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
+use super::sinks::{self, Sink};
 use super::{Origin, known};
 use crate::failure::{Exit, Failure};
 
+/// What a settings file says.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FileSettings {
+    pub(super) settings: BTreeMap<&'static str, (String, Origin)>,
+    pub(super) sinks: Vec<Sink>,
+}
+
 /// Reads the settings in the file at `path`.
-pub(super) fn read(path: &Path) -> Result<BTreeMap<&'static str, (String, Origin)>, Failure> {
+pub(super) fn read(path: &Path) -> Result<FileSettings, Failure> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| {
         let exit =
@@ -22,17 +30,14 @@ pub(super) fn read(path: &Path) -> Result<BTreeMap<&'static str, (String, Origin
 }
 
 /// The settings that `text` holds, with their lines.
-pub(super) fn parse(
-    name: &str,
-    text: &str,
-) -> Result<BTreeMap<&'static str, (String, Origin)>, Failure> {
+pub(super) fn parse(name: &str, text: &str) -> Result<FileSettings, Failure> {
     let table = DeTable::parse(text).map_err(|error| {
         let line = error.span().map_or(1, |span| line_at(text, span.start));
         Failure::usage("config_invalid", format!("{name}:{line}: {}", error.message())).path(name)
     })?;
     let mut settings = BTreeMap::new();
     flatten(&Reading { name, text }, "", table.get_ref(), &mut settings)?;
-    Ok(settings)
+    Ok(FileSettings { settings, sinks: sinks::parse(name, text)? })
 }
 
 struct Reading<'a> {
@@ -56,9 +61,12 @@ fn flatten(
     for (key, value) in table {
         let line = line_at(reading.text, key.span().start);
         let key = format!("{prefix}{}", key.get_ref());
+        if key == "subscribers" && matches!(value.get_ref(), DeValue::Table(_)) {
+            continue;
+        }
         if let DeValue::Table(inner) = value.get_ref()
             && prefix.is_empty()
-            && matches!(key.as_str(), "retention" | "store")
+            && matches!(key.as_str(), "degradation" | "leader" | "retention" | "store")
         {
             flatten(reading, &format!("{key}."), inner, settings)?;
             continue;
@@ -83,7 +91,7 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
             let number = number.as_str();
             Err(wrong().help(format!("write it in quotes and with a unit, such as \"{number}s\"")))
         }
-        DeValue::Array(list) if key == "queues" => {
+        DeValue::Array(list) if key == "queues" || key.starts_with("degradation.") => {
             let names: Option<Vec<&str>> =
                 list.iter().map(|name| name.get_ref().as_str()).collect();
             names
@@ -98,6 +106,6 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
     }
 }
 
-fn line_at(text: &str, offset: usize) -> usize {
+pub(super) fn line_at(text: &str, offset: usize) -> usize {
     1 + text.get(..offset).unwrap_or(text).matches('\n').count()
 }

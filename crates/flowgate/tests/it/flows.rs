@@ -104,3 +104,16 @@ fn the_schema_is_a_json_schema() {
     assert!(schema["$schema"].is_string());
     assert!(schema["properties"]["steps"].is_object());
 }
+
+#[test]
+fn the_schedules_of_a_flow_are_shown() {
+    let sandbox = Sandbox::new();
+    let file = repository().join("crates/flowgate-core/tests/it/valid/schedules.yaml");
+    let file = file.display().to_string();
+    let done = sandbox.flowgate(&["flows", "show", &file]).exits(0);
+    for text in ["30 2 * * MON-FRI", "Europe/Berlin", "queue_one", "{all:6h}", "every 15m"] {
+        assert!(done.stdout.contains(text), "{text}: {}", done.stdout);
+    }
+    let json = sandbox.flowgate(&["flows", "show", &file, "--json"]).exits(0).json();
+    assert_eq!(json["file"]["schedules"]["often"]["every"], "15m");
+}

@@ -95,7 +95,13 @@ impl Sandbox {
 
     /// Starts a command and returns while it runs.
     pub(crate) fn spawn(&self, args: &[&str]) -> Running {
+        self.spawn_with(&[], args)
+    }
+
+    /// Starts a command with variables in its environment and returns while it runs.
+    pub(crate) fn spawn_with(&self, variables: &[(&str, &str)], args: &[&str]) -> Running {
         let mut command = self.command(args);
+        command.envs(variables.iter().copied());
         let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = pipes.spawn().unwrap();
         let stdout = Collected::from(child.stdout.take().unwrap());
@@ -109,6 +115,76 @@ impl Sandbox {
         dev.stderr.wait_for("ready in");
         dev
     }
+
+    /// Starts `worker start` at a free port and waits until it is ready.
+    pub(crate) fn worker(&self, args: &[&str]) -> Worker {
+        let worker = self.worker_soon(args);
+        worker.process.stderr.wait_for("ready in");
+        worker
+    }
+
+    /// Starts `worker start` at a port that was free a moment ago.
+    pub(crate) fn worker_soon(&self, args: &[&str]) -> Worker {
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = probe.local_addr().unwrap();
+        drop(probe);
+        let listen = address.to_string();
+        let process = self.spawn(&[&["worker", "start", "--listen", &listen][..], args].concat());
+        Worker { process, address }
+    }
+}
+
+/// A worker, and where its health and metrics are.
+pub(crate) struct Worker {
+    pub(crate) process: Running,
+    pub(crate) address: std::net::SocketAddr,
+}
+
+impl Worker {
+    /// The status and the body of the answer to a GET, if it answers.
+    pub(crate) fn try_get(&self, path: &str) -> Option<(u16, String)> {
+        ask(self.address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n"))
+    }
+
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        eventually("the worker answers", || self.try_get(path))
+    }
+
+    /// The sum of a metric over all series that hold all of `labels`.
+    pub(crate) fn metric(&self, name: &str, labels: &[&str]) -> Option<f64> {
+        let (status, text) = self.get("/metrics");
+        assert_eq!(status, 200);
+        sum_of(&text, name, labels)
+    }
+
+    /// Stops it as a service manager does.
+    pub(crate) fn terminate(self) -> Done {
+        self.process.signal("TERM");
+        self.process.end()
+    }
+}
+
+/// The sum of a metric over all series of an exposition that hold all of `labels`.
+pub(crate) fn sum_of(exposition: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    let series = exposition.lines().filter_map(|line| {
+        let (key, value) = line.rsplit_once(' ')?;
+        let (found, with) = key.split_once('{').unwrap_or((key, ""));
+        let is_meant = found == name && labels.iter().all(|label| with.contains(label));
+        is_meant.then(|| value.parse::<f64>().unwrap())
+    });
+    series.reduce(|one, other| one + other)
+}
+
+/// Sends a request and returns the status and the body of its answer, if there is one.
+pub(crate) fn ask(address: std::net::SocketAddr, request: &str) -> Option<(u16, String)> {
+    let mut stream = std::net::TcpStream::connect(address).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut answer).ok()?;
+    let status = answer.split(' ').nth(1)?.parse().ok()?;
+    let body = answer.split_once("\r\n\r\n")?.1.to_owned();
+    Some((status, body))
 }
 
 /// The top of the repository.
@@ -259,6 +335,12 @@ pub(crate) fn eventually<T>(what: &str, mut fact: impl FnMut() -> Option<T>) -> 
         assert!(started.elapsed() < PATIENCE, "waited too long: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Waits until something holds of another process.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    eventually(what, || holds().then_some(()));
 }
 
 /// The text without ids, times, spans and the number of spaces between columns.

@@ -20,7 +20,7 @@ impl Place {
         sandbox.flowgate(&[args, &["--store", &self.url]].concat())
     }
 
-    fn spawn(&self, sandbox: &Sandbox, args: &[&str]) -> Running {
+    pub(crate) fn spawn(&self, sandbox: &Sandbox, args: &[&str]) -> Running {
         sandbox.spawn(&[args, &["--store", &self.url]].concat())
     }
 
@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-fn server(variable: &str) -> String {
+pub(crate) fn server(variable: &str) -> String {
     std::env::var(variable).unwrap_or_else(|_| {
         panic!(
             "{variable} names no server; run the tests with \

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::world::{World, ended, failure, success};
+use super::super::world::{World, ended, failure, parked, success};
 use super::super::{Attempt, Report};
 use crate::commit::{Commit, JobKind};
 use crate::event::ErrorKind;
@@ -185,13 +185,19 @@ fn play(world: &mut World, hands: &mut Hands, choice: &Move) {
             }
         }
         84..88 => start_or_emit(world, hands, choice),
-        88..92 => {
+        88..91 => {
             if let Some(at) = pick(&hands.attempts, choice.pick) {
                 let attempt = hands.attempts.remove(at);
                 send(world, hands, &Report::AttemptReleased(attempt));
             }
         }
-        92..99 => {
+        91..94 => {
+            if let Some(at) = pick(&hands.attempts, choice.pick) {
+                let attempt = hands.attempts.remove(at);
+                send(world, hands, &parked(attempt));
+            }
+        }
+        94..99 => {
             let (signal, data) = ("go".into(), Payload::null());
             send(world, hands, &Report::Signal { signal, data });
         }

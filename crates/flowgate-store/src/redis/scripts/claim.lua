@@ -1,12 +1,12 @@
--- Leases due jobs, the longest due first.
+-- Leases due jobs in the order of their queues.
 --
 -- KEYS[1]  prefix of the partition
 -- ARGV[1]  instance that claims
 -- ARGV[2]  milliseconds of the leases
 -- ARGV[3]  jobs at most
 -- ARGV[4]  bytes of payloads at most; the caller reads what is missing
--- ARGV[5]  number of queues, or -1 for all; then their names
--- Reply    time, deadline of the leases; then for each job an array: run id, step, due, token,
+-- ARGV[5]  number of queues, or -1 for all, or -1 - n for all but n; then their names
+-- Reply    time, deadline of the leases; then for each job an array: run id, step, order, token,
 --   attempt, queue, job, lost leases, record (empty if a job before it has it), and last event and
 --   text of each row of the log that holds an input
 local meta = call('HMGET', meta_key, 'clock_ms', 'token', 'partitions', 'partition')
@@ -18,11 +18,15 @@ local replies = { now, tonumber(deadline) }
 
 expire(now, 1000)
 
-local queues = {}
-if ARGV[5] == '-1' then
-  queues = call('SMEMBERS', prefix .. 'queues')
+local queues, chosen = {}, tonumber(ARGV[5])
+if chosen < 0 then
+  local left_out = {}
+  for at = 6, 4 - chosen do left_out[ARGV[at]] = true end
+  for _, queue in ipairs(call('SMEMBERS', prefix .. 'queues')) do
+    if not left_out[queue] then queues[#queues + 1] = queue end
+  end
 else
-  for at = 6, 5 + ARGV[5] do queues[#queues + 1] = ARGV[at] end
+  for at = 6, 5 + chosen do queues[#queues + 1] = ARGV[at] end
 end
 local heads = {}
 for _, queue in ipairs(queues) do
@@ -79,7 +83,7 @@ for index = 1, math.min(slots, #heads) do
     call('HSET', run_key, 'job:' .. step, format('L%s;%s;%s;%s;%s;%s;%s;%s', has_lost, granted,
       deadline, next_attempt, due, queue, job, instance))
     leased[#leased + 1], leased[#leased + 2] = deadline, id
-    local reply = { id, step, due, granted, next_attempt, queue, job, lost,
+    local reply = { id, step, format('%d', head[1]), granted, next_attempt, queue, job, lost,
       known[id] and '' or found[1] }
     known[id] = known[id] or {}
     add_inputs(reply, run_key, tonumber(found[4]), job, known[id])

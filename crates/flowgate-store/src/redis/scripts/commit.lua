@@ -177,7 +177,9 @@ local function put(at, change, state)
     return leased(change.attempt, job), true
   end
   due = format('%d', due)
-  note('queue:' .. match(job, '^[^;]*'), sub(ARGV[at], -36) .. ':' .. change.step, due)
+  local queue, priority = match(job, '^([^;]*);%a+/?(%d*)')
+  local order = is_due and priority ~= '' and order_of(due, priority) or due
+  note('queue:' .. queue, sub(ARGV[at], -36) .. ':' .. change.step, order)
   is_hinted = true
   return 'Q' .. lost .. ';0;0;' .. change.attempt .. ';' .. due .. ';' .. job .. ';', false
 end

@@ -7,14 +7,15 @@
 -- ARGV[4]  status
 -- ARGV[5]  whether its events are removed (1, 0)
 -- ARGV[6]  number of fields, jobs, rows of the log, log lines and indexes, with commas between;
---   then each field and its value; for each job: step, queue, due in microseconds; for each row:
---   last event, number of events, time, events; the lines; the indexes
+--   then each field and its value; for each job: step, queue, due in microseconds, priority; for
+--   each row: last event, number of events, time, events; the lines; the indexes
 -- Reply    1 if it was not there
 local ENTRY_ROWS_MAX = 500
 local id = ARGV[1]
 local run_key = prefix .. 'run:' .. id
 if call('EXISTS', run_key) == 1 then return 0 end
-local position = tonumber(call('HGET', meta_key, 'position'))
+local meta = call('HMGET', meta_key, 'position', 'clock_ms')
+local position, now = tonumber(meta[1]), clock(meta[2])
 local fields, jobs, rows, lines, names = match(ARGV[6], '^(%d+),(%d+),(%d+),(%d+),(%d+)$')
 
 local at, set = 7, {}
@@ -22,10 +23,11 @@ for index = 0, 2 * fields - 1 do set[#set + 1] = ARGV[at + index] end
 in_parts('HSET', run_key, set)
 at = at + 2 * fields
 for _ = 1, tonumber(jobs) do
-  local queue = ARGV[at + 1]
-  call('ZADD', prefix .. 'queue:' .. queue, ARGV[at + 2], id .. ':' .. ARGV[at])
+  local queue, order = ARGV[at + 1], ARGV[at + 2]
+  if tonumber(order) < (now + 1) * 1000 then order = order_of(order, ARGV[at + 3]) end
+  call('ZADD', prefix .. 'queue:' .. queue, order, id .. ':' .. ARGV[at])
   call('SADD', prefix .. 'queues', queue)
-  at = at + 3
+  at = at + 4
 end
 -- One row of the feed points to a bounded number of rows of the log.
 rows = tonumber(rows)

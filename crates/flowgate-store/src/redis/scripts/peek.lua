@@ -3,9 +3,9 @@
 -- KEYS[1]  prefix of the partition
 -- ARGV[1]  jobs at most
 -- ARGV[2]  milliseconds for which hints are wanted; 0 for none
--- ARGV[3]  number of queues, or -1 for all; then their names
--- Reply    time, deadline of the lease that ends first (-1 for none), and when the first jobs are
---   due, in microseconds, in order
+-- ARGV[3]  number of queues, or -1 for all, or -1 - n for all but n; then their names
+-- Reply    time, deadline of the lease that ends first (-1 for none), and where the first jobs stand
+--   in their queues: when they are due, in microseconds, or before if they are due already
 local meta = call('HMGET', meta_key, 'clock_ms', 'due_wanted_until')
 local now = clock(meta[1])
 local wanted = tonumber(ARGV[2])
@@ -14,11 +14,15 @@ expire(now, 1000)
 if wanted > 0 and tonumber(meta[2] or 0) < now + wanted / 2 then
   call('HSET', meta_key, 'due_wanted_until', now + wanted)
 end
-local queues = {}
-if ARGV[3] == '-1' then
-  queues = call('SMEMBERS', prefix .. 'queues')
+local queues, chosen = {}, tonumber(ARGV[3])
+if chosen < 0 then
+  local left_out = {}
+  for at = 4, 2 - chosen do left_out[ARGV[at]] = true end
+  for _, queue in ipairs(call('SMEMBERS', prefix .. 'queues')) do
+    if not left_out[queue] then queues[#queues + 1] = queue end
+  end
 else
-  for at = 4, 3 + ARGV[3] do queues[#queues + 1] = ARGV[at] end
+  for at = 4, 3 + chosen do queues[#queues + 1] = ARGV[at] end
 end
 local heads = {}
 for _, queue in ipairs(queues) do

@@ -7,8 +7,12 @@
 -- A run is one hash. Its field `job:STEP` reads `PL;token;deadline;attempt;due;queue;job;instance`:
 -- P is `L` for a job that is leased and `Q` for one in its queue, L is 1 where leases were lost
 -- that are not in the log, which `lost:STEP` then has; deadline is in milliseconds, due in
--- microseconds; token is 0 where there is no lease. It is empty where the step has no job any more:
--- that costs less than to remove it, which the end of the run does.
+-- microseconds; token is 0 where there is no lease; job reads `KIND:INPUTS`, or `KIND/P:INPUTS` with
+-- a priority P. It is empty where the step has no job any more: that costs less than to remove it,
+-- which the end of the run does.
+--
+-- A queue has jobs by when they are due; one that is due when it is queued is a head start ahead of
+-- that for each step of its priority.
 --
 -- Its log has two fields for each commit, `SEQ` and `at:SEQ`, where SEQ is the number of the last
 -- event. The first reads `commit;count;offset;events` and comes from the caller as it is: Lua
@@ -24,6 +28,7 @@ local meta_key = prefix .. 'meta'
 local leases_key = prefix .. 'leases'
 local call, match, sub, format = redis.call, string.match, string.sub, string.format
 local UNPACK_MAX = 4000
+local HEAD_START_US = 60000000
 local STATE = '^(%a)(%d);(%d+);(%d+);(%d+);(%d+);([^;]*);([^;]*);(.*)$'
 local ROW = '^%x*;(%d+);(%d+);'
 local AT = '^(%d+);(%d+);(%d+);(%d+)$'
@@ -50,6 +55,11 @@ local function add_leases(list)
   end
 end
 
+-- Where a job that is due stands in its queue.
+local function order_of(due, priority)
+  return format('%d', due - (priority or 0) * HEAD_START_US)
+end
+
 -- The jobs of a run: a map from steps to what their fields read.
 local function jobs_of(run_key)
   local fields, jobs = {}, {}
@@ -72,10 +82,11 @@ local function expire(now, limit)
     local run_key, first = prefix .. 'run:' .. id, nil
     local jobs, steps = jobs_of(run_key)
     for step, state in pairs(jobs) do
-      local place, _, _, ends, _, due, queue = match(state, STATE)
+      local place, _, _, ends, _, due, queue, job = match(state, STATE)
       ends = tonumber(ends)
       if place == 'L' and ends <= now then
-        call('ZADD', prefix .. 'queue:' .. queue, due, id .. ':' .. step)
+        local order = order_of(due, match(job, '^%a+/(%d+)'))
+        call('ZADD', prefix .. 'queue:' .. queue, order, id .. ':' .. step)
         call('SADD', prefix .. 'queues', queue)
         call('HSET', run_key, 'job:' .. step, 'Q' .. sub(state, 2))
       elseif place == 'L' then

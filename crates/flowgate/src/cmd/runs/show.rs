@@ -30,7 +30,8 @@ pub(crate) async fn run(app: &App, args: Args) -> Outcome {
     let detail = lookup::run(&*store, run_id).await?;
     let flow = lookup::flow_of(&*store, &detail.row.run).await?;
     let events = flowgate_store::whole_log(&*store, run_id).await?;
-    let facts = RunFacts::new(&flow, &detail, &events);
+    let mut facts = RunFacts::new(&flow, &detail, &events);
+    facts.fate = lookup::fate(&*store, &detail.row.run).await?;
     if app.output.json {
         app.output.json(&facts)?;
         return Ok(Exit::Done);
@@ -75,6 +76,9 @@ fn print_facts(
     }
     if let Some(failure) = &report.failure {
         fact("failure", &format_args!("{}: {}", failure.step, failure.message))?;
+    }
+    if let Some(fate) = &facts.fate {
+        fact("fate", fate)?;
     }
     if row.events_removed {
         fact("events", &"removed by retention")?;

@@ -4,15 +4,19 @@
 //! does for as long as it takes, and executes nothing.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::event::Event;
+use flowgate_core::flow::Span;
 use flowgate_core::ids::RunId;
+use flowgate_core::limits::PRIORITY_MAX;
+use flowgate_core::time::Timestamp;
 use flowgate_store::StoreUrl;
 
 use super::super::App;
-use crate::control::{self, Reply, Request, Serve};
+use crate::control::{self, Reply, Request, RunReply, Serve, StartAt, StartOptions};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
 use crate::instance::{Instance, Work};
@@ -35,7 +39,9 @@ Prints the run's id and returns; follow it with `flowgate runs watch`.
 
 Examples:
   flowgate runs start order --input '{\"orderId\": 7}'
-  flowgate runs start order --input @order.json --key 7 --tag customer=42")]
+  flowgate runs start order --input @order.json --key 7 --tag customer=42
+  flowgate runs start import --singleton-key nightly --priority 9
+  flowgate runs start reminder --delay 5m")]
 pub(crate) struct Start {
     /// The name of a flow in the store
     flow: String,
@@ -48,6 +54,18 @@ pub(crate) struct Start {
     /// A label for finding the run again; may be repeated
     #[arg(long = "tag", value_name = "NAME=VALUE", value_parser = input::pair)]
     tags: Vec<(String, String)>,
+    /// One open run at a time for this key: a start while it is open gives that run
+    #[arg(long, value_name = "KEY", conflicts_with = "key")]
+    singleton_key: Option<String>,
+    /// How far ahead its jobs are of others that became due when they did, whatever its steps say
+    #[arg(long, value_name = "0..9", value_parser = clap::value_parser!(u8).range(..=i64::from(PRIORITY_MAX)))]
+    priority: Option<u8>,
+    /// Begin this long from now, such as 5m
+    #[arg(long, value_name = "SPAN", conflicts_with = "at")]
+    delay: Option<Span>,
+    /// Begin at this time, such as 2026-01-31T12:00:00Z
+    #[arg(long, value_name = "TIME")]
+    at: Option<String>,
 }
 
 /// Sends a signal.
@@ -95,9 +113,19 @@ pub(crate) struct Retry {
 pub(crate) async fn start(app: &App, args: Start) -> Outcome {
     let input = input::read("--input", &args.input)?;
     let tags = input::tags(&args.tags)?;
-    let request = Request::Start { flow: args.flow, input, key: args.key, tags };
-    let sent = send(app, request).await?;
-    sent.tell(app, if sent.reply.existed { "this key has a run already" } else { "started" })
+    let due = match (args.delay, &args.at) {
+        (Some(Span(delay)), _) => {
+            Some(StartAt::AfterMs(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)))
+        }
+        (None, Some(at)) => Some(StartAt::At(point_in_time(at)?)),
+        (None, None) => None,
+    };
+    let (key, singleton, priority) = (args.key, args.singleton_key, args.priority);
+    let options = StartOptions { key, tags, singleton, priority, due };
+    let sent = send(app, Request::Start { flow: args.flow, input, options }).await?;
+    let (reply, is_owned) = (sent.reply.run()?, sent.is_owned);
+    let done = if reply.existed { "this key has a run already" } else { "started" };
+    tell(app, &reply, is_owned, done)
 }
 
 pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
@@ -105,7 +133,7 @@ pub(crate) async fn signal(app: &App, args: Signal) -> Outcome {
     let run_id = resolve(app, &args.run).await?;
     let signal = args.signal.clone();
     let sent = send(app, Request::Signal { run_id, signal: args.signal, data }).await?;
-    let exit = sent.tell(app, "signalled")?;
+    let exit = tell(app, &sent.reply.run()?, sent.is_owned, "signalled")?;
     if !app.output.json
         && let Some(fate) = fate_of_signal(app, run_id, &signal).await?
     {
@@ -141,13 +169,22 @@ async fn fate_of_signal(app: &App, run_id: RunId, signal: &str) -> Result<Option
 pub(crate) async fn cancel(app: &App, args: Cancel) -> Outcome {
     let run_id = resolve(app, &args.run).await?;
     let sent = send(app, Request::Cancel { run_id, reason: args.reason }).await?;
-    sent.tell(app, "cancelled")
+    tell(app, &sent.reply.run()?, sent.is_owned, "cancelled")
 }
 
 pub(crate) async fn retry(app: &App, args: Retry) -> Outcome {
     let run_id = resolve(app, &args.run).await?;
     let sent = send(app, Request::Retry { run_id, from: args.from }).await?;
-    sent.tell(app, "started")
+    tell(app, &sent.reply.run()?, sent.is_owned, "started")
+}
+
+fn point_in_time(text: &str) -> Result<Timestamp, Failure> {
+    let time: jiff::Timestamp = text.parse().map_err(|_| {
+        Failure::usage("time_invalid", format!("--at: `{text}` is not a point in time"))
+            .help("write a time such as 2026-01-31T12:00:00Z, or use --delay 5m")
+            .path("--at")
+    })?;
+    Ok(Timestamp(time.as_millisecond()))
 }
 
 async fn resolve(app: &App, text: &str) -> Result<RunId, Failure> {
@@ -158,13 +195,14 @@ async fn resolve(app: &App, text: &str) -> Result<RunId, Failure> {
 }
 
 /// A request that was carried out.
-struct Sent {
-    reply: Reply,
+pub(crate) struct Sent {
+    pub(crate) reply: Reply,
     /// Whether somebody executes what it made due.
-    is_owned: bool,
+    pub(crate) is_owned: bool,
 }
 
-async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
+/// Has whoever may write to the store carry out a request.
+pub(crate) async fn send(app: &App, request: Request) -> Result<Sent, Failure> {
     match &app.config.store {
         StoreUrl::Memory => Err(stores::memory_is_private()),
         StoreUrl::Sqlite(path) => send_to_owner(app, path, request).await,
@@ -217,22 +255,61 @@ async fn send_to_owner(app: &App, path: &Path, request: Request) -> Result<Sent,
     Err(refusal.help("that process takes no requests; stop it and try again"))
 }
 
-impl Sent {
-    fn tell(&self, app: &App, done: impl Display) -> Outcome {
-        let reply = &self.reply;
-        if app.output.json {
-            app.output.json(reply)?;
-            return Ok(Exit::Done);
+/// Whoever carries out one request after the other.
+pub(crate) enum Hand {
+    /// The owner of the file at this path.
+    Owner(PathBuf),
+    /// This process.
+    Own(Arc<Instance>),
+}
+
+impl Hand {
+    /// Finds the owner of the store, or becomes it, or joins others on a shared one.
+    pub(crate) async fn open(app: &App) -> Result<Self, Failure> {
+        let path = match &app.config.store {
+            StoreUrl::Memory => return Err(stores::memory_is_private()),
+            StoreUrl::Sqlite(path) => stores::canonical(path),
+            StoreUrl::Redis(_) | StoreUrl::Postgres(_) => {
+                return Ok(Self::Own(Instance::open(app, Work::Nothing).await?));
+            }
+        };
+        match Instance::open(app, Work::Nothing).await {
+            Ok(instance) => Ok(Self::Own(instance)),
+            Err(failure) if failure.code == "store_in_use" => Ok(Self::Owner(path)),
+            Err(failure) => Err(failure),
         }
-        app.output.line(reply.run_id)?;
-        let (flow, status) = (&reply.flow, reply.status.as_str());
-        app.output.note(format_args!("{done}; the run of flow `{flow}` is {status}"));
-        if !self.is_owned && !reply.status.is_terminal() {
-            app.output.note(format_args!(
-                "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
-                short(reply.run_id)
-            ));
-        }
-        Ok(Exit::Done)
     }
+
+    pub(crate) async fn ask(&self, request: Request) -> Result<Reply, Failure> {
+        match self {
+            Self::Own(instance) => instance.serve(request).await,
+            Self::Owner(path) => control::send(path, &request).await?.ok_or_else(|| {
+                Failure::new(Exit::Store, "owner_unreachable", "the owner of the store has gone")
+                    .help("try again: it goes on where it stopped")
+            }),
+        }
+    }
+
+    pub(crate) async fn close(self) {
+        if let Self::Own(instance) = self {
+            instance.shutdown().await;
+        }
+    }
+}
+
+fn tell(app: &App, reply: &RunReply, is_owned: bool, done: impl Display) -> Outcome {
+    if app.output.json {
+        app.output.json(reply)?;
+        return Ok(Exit::Done);
+    }
+    app.output.line(reply.run_id)?;
+    let (flow, status) = (&reply.flow, reply.status.as_str());
+    app.output.note(format_args!("{done}; the run of flow `{flow}` is {status}"));
+    if !is_owned && !reply.status.is_terminal() {
+        app.output.note(format_args!(
+            "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
+            short(reply.run_id)
+        ));
+    }
+    Ok(Exit::Done)
 }

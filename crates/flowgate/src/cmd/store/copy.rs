@@ -146,6 +146,7 @@ impl Copying<'_> {
                 "complete": is_complete,
                 "imported": {
                     "revisions": report.imported.revisions, "runs": report.imported.runs,
+                    "records": report.records,
                 },
                 "source": report.source,
                 "target": report.target,
@@ -196,7 +197,7 @@ fn table(report: &CopyReport) -> Table {
             Cell::plain(verdict),
         ]);
     };
-    let Contents { revisions, runs, events, log_lines, open_jobs } = &report.source;
+    let Contents { revisions, runs, events, log_lines, open_jobs, records } = &report.source;
     let target = &report.target;
     row("revisions", *revisions, target.revisions);
     let statuses: BTreeSet<&str> = runs.keys().chain(target.runs.keys()).copied().collect();
@@ -207,6 +208,7 @@ fn table(report: &CopyReport) -> Table {
     row("events", *events, target.events);
     row("log lines", *log_lines, target.log_lines);
     row("open jobs", *open_jobs, target.open_jobs);
+    row("records", *records, target.records);
     table
 }
 
