@@ -27,6 +27,8 @@ pub(super) struct Binary {
     pub(super) target: PathBuf,
     /// Every variable that it reads.
     pub(super) variables: BTreeSet<String>,
+    /// Every setting that it has.
+    settings: BTreeSet<String>,
 }
 
 /// What an instance that runs was found to have.
@@ -45,7 +47,8 @@ impl Binary {
         let settings = settings.as_object().context("settings are an object")?;
         let variables = settings.values().filter_map(|value| value["variable"].as_str());
         let variables = variables.map(str::to_owned).collect();
-        Ok(Self { path, target, variables })
+        let settings = settings.keys().cloned().collect();
+        Ok(Self { path, target, variables, settings })
     }
 
     /// What it says to these arguments, if it does not take them.
@@ -59,12 +62,20 @@ impl Binary {
         Ok(first_line(&output))
     }
 
-    /// What it says to these variables, if it does not take them.
-    pub(super) fn complaint_about_variables(
+    /// What it says to the values of these variables, and of those arguments that are settings, if
+    /// it does not take them.
+    pub(super) fn complaint_about_values(
         &self,
+        args: &[String],
         variables: &[(String, Option<String>)],
     ) -> anyhow::Result<Option<String>> {
         let mut command = bare(&self.path);
+        for pair in args.windows(2) {
+            let name = pair[0].strip_prefix("--").unwrap_or_default();
+            if self.settings.contains(name) {
+                command.arg("--set").arg(format!("{name}={}", pair[1]));
+            }
+        }
         let known = variables.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
         command.envs(known).args(["config", "show"]);
         Ok(first_line(&command.output()?))

@@ -10,7 +10,7 @@ use super::{Checks, read};
 const SLIPS: [(&str, &str, &str, &str); 10] = [
     ("kubernetes/job-workers.yaml", "--concurrency", "--concurency", "--concurency"),
     ("kubernetes/cron-workers.yaml", "--role, cron-worker", "--role, cron-wroker", "cron-wroker"),
-    ("kubernetes/cron-workers.yaml", "FLOWGATE_LOG", "FLOWGATE_LOUD", "FLOWGATE_LOUD"),
+    ("kubernetes/job-workers.yaml", "FLOWGATE_LOG", "FLOWGATE_LOUD", "FLOWGATE_LOUD"),
     ("kubernetes/cron-workers.yaml", "path: /readyz", "path: /ready", "at /ready"),
     ("kubernetes/job-workers.yaml", "containerPort: 7420", "containerPort: 7421", "7421"),
     ("kubernetes/service.yaml", "clusterIP", "clusterIp", "clusterIp"),
