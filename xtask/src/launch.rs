@@ -34,9 +34,13 @@ pub(crate) fn run(
 
 /// Builds the binary of `package` for release. Cargo says where it put it, so every way to move the
 /// target folder works.
+///
+/// Both binaries are built together, whichever is asked for: alone, each would have its dependencies
+/// built with features of its own, and all of them twice.
 pub(crate) fn build(workspace: &Workspace, package: &str) -> anyhow::Result<PathBuf> {
     let built = workspace
-        .cargo(&["build", "--release", "--locked", "--package", package, "--bin", package])
+        .cargo(&["build", "--release", "--locked", "--bins"])
+        .args(["--package", "flowgate", "--package", "flowgate-chaos"])
         .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
@@ -44,7 +48,7 @@ pub(crate) fn build(workspace: &Workspace, package: &str) -> anyhow::Result<Path
     if !built.status.success() {
         bail!("the release build of {package} failed");
     }
-    executable(&String::from_utf8_lossy(&built.stdout))
+    executable(&String::from_utf8_lossy(&built.stdout), package)
         .with_context(|| format!("cargo build named no executable for {package}"))
 }
 
@@ -53,12 +57,12 @@ struct Message {
     executable: Option<PathBuf>,
 }
 
-fn executable(messages: &str) -> Option<PathBuf> {
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Message>(line).ok())
         .filter_map(|message| message.executable)
-        .next_back()
+        .find(|path| path.file_stem().is_some_and(|stem| stem == name))
 }
 
 /// The arguments of a verb that makes stores of its own: here `--store` names their kind, which
@@ -85,12 +89,14 @@ mod tests {
         let messages = concat!(
             r#"{"reason":"compiler-artifact","executable":null}"#,
             "\n",
+            r#"{"reason":"compiler-artifact","executable":"/t/release/flowgate-chaos"}"#,
+            "\n",
             r#"{"reason":"compiler-artifact","executable":"/t/release/flowgate"}"#,
             "\n",
             r#"{"reason":"build-finished","success":true}"#,
         );
-        assert_eq!(executable(messages), Some(PathBuf::from("/t/release/flowgate")));
-        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
+        assert_eq!(executable(messages, "flowgate"), Some(PathBuf::from("/t/release/flowgate")));
+        assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#, "flowgate"), None);
     }
 
     #[test]

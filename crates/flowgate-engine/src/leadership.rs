@@ -235,7 +235,10 @@ impl Campaign {
     /// Renews until the term is given up.
     async fn keep(&mut self, reign: &Reign) -> End {
         let stopping = self.instance.stopping.clone();
-        self.note_flaps().await;
+        // On a store with one owner, each restart of it is a term.
+        if self.instance.store.is_shared() {
+            self.note_flaps().await;
+        }
         let mut next = clock::now() + self.config.renew;
         loop {
             let left = reign.until().saturating_duration_since(clock::now());
