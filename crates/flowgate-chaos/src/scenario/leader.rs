@@ -274,11 +274,19 @@ async fn judge_schedule(
     started: &mut BTreeSet<RunId>,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let record = client.schedule(name).await?.record;
+    // A paused schedule goes on writing down what it skips, so the mark and the ledger are read
+    // again until nothing came between.
+    let (record, rows) = loop {
+        let before = client.schedule(name).await?.record;
+        let rows: Vec<Occurrence> = read_ledger(&**store, name, None, 100_000).await?;
+        let record = client.schedule(name).await?.record;
+        if before.fired_through == record.fired_through {
+            break (record, rows);
+        }
+    };
     let schedule = Schedule::new(&record.spec.file).expect("the schedule is valid");
     let expected: BTreeSet<Timestamp> =
         schedule.between(record.added_at, record.fired_through, 100_000).into_iter().collect();
-    let rows: Vec<Occurrence> = read_ledger(&**store, name, None, 100_000).await?;
     let found: BTreeSet<Timestamp> = rows
         .iter()
         .flat_map(|row| match row.through {
