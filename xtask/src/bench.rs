@@ -2,6 +2,7 @@
 //! needs one, and beside the peers that are named.
 
 mod peers;
+mod workers;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,6 +12,7 @@ use clap::{Args, ValueEnum};
 use flowgate_testbed::{Kind, Running};
 
 use self::peers::Peer;
+use self::workers::Language;
 use crate::workspace::{Workspace, exit_code};
 use crate::{launch, services, signals};
 
@@ -28,6 +30,11 @@ pub(crate) struct BenchArgs {
     /// Measure these peers, too, on the same kind of server, and compare
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PEER")]
     peers: Vec<Peer>,
+    /// Measure one remote worker in each of these languages, or in all, and nothing else
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 0..=1, value_name = "LANGUAGE")]
+    #[arg(default_missing_value = "typescript,python")]
+    #[arg(conflicts_with_all = ["store", "peers", "json", "check"])]
+    workers: Vec<Language>,
     /// Fewer runs: rough figures
     #[arg(long)]
     quick: bool,
@@ -72,6 +79,10 @@ pub(crate) fn run(workspace: &Workspace, args: &BenchArgs) -> anyhow::Result<Exi
     signals::hold()?;
     // First, so that nothing is built between two measurements.
     let binary = launch::build(workspace, "flowgate")?;
+    if !args.workers.is_empty() {
+        workers::measure(workspace, &binary, &args.workers, args.quick)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let figures = match &*args.peers {
         [] => None,
         peers => Some(peers::measure(workspace, &binary, peers, args.quick)?),
@@ -128,6 +139,14 @@ mod tests {
         assert_eq!(cli.bench.peers, [Peer::Bullmq, Peer::PgBoss]);
         let with_figures = cli.bench.for_binary(Some(Path::new("f")));
         assert_eq!(with_figures, ["--peers", "f", "--json"]);
+    }
+
+    #[test]
+    fn workers_of_all_languages_are_measured_unless_one_is_named() {
+        let workers = |args: &[&str]| Cli::parse_from([&["bench"], args].concat()).bench.workers;
+        assert_eq!(workers(&["--quick"]), []);
+        assert_eq!(workers(&["--workers", "--quick"]), Language::value_variants());
+        assert_eq!(workers(&["--workers", "python"]), [Language::Python]);
     }
 
     #[test]

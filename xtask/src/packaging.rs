@@ -179,6 +179,13 @@ fn judge(launch: &Launch, binary: &Binary, paths: &[String]) -> anyhow::Result<V
     if let Some(complaint) = binary.complaint_about_values(&launch.args, &launch.env)? {
         wrong(complaint);
     }
+    let value = |name: &str| launch.env.iter().find(|(known, _)| known == name);
+    let is_public = value("FLOWGATE_LISTEN")
+        .and_then(|(_, at)| at.as_deref())
+        .is_some_and(|at| !at.starts_with("127."));
+    if is_public && value("FLOWGATE_API").and_then(|(_, api)| api.as_deref()) != Some("off") {
+        wrong("other machines reach its API, for which it has no tokens".to_owned());
+    }
     let port = launch.listens_on();
     for other in &launch.ports {
         if Some(*other) != port {

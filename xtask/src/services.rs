@@ -8,6 +8,7 @@
 //! To add a server, add a kind to flowgate-testbed.
 
 mod packages;
+mod pypi;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -22,6 +23,7 @@ use crate::workspace::{Workspace, exit_code, run_to_end};
 use crate::{output, signals};
 
 pub(crate) use self::packages::{install, install_packages};
+pub(crate) use self::pypi::{install_from_pypi, target_folder};
 
 /// Every program that a test calls and that is no server.
 const TOOLS: &[Tool] = &[

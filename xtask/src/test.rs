@@ -10,7 +10,10 @@ use flowgate_testbed::{Stopwatch, Variables};
 
 use crate::services;
 use crate::workspace::{Workspace, run_to_end};
-use crate::{bench, chaos, crash, launch, output, packaging, signals, tidy};
+use crate::{
+    bench, browser, chaos, clients, crash, launch, load, output, packaging, schemathesis, signals,
+    tidy, web,
+};
 
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
@@ -28,13 +31,18 @@ enum Stage {
     Fmt,
     Clippy,
     Tidy,
+    Clients,
     Nextest,
     Doctests,
     Docs,
     Packaging,
+    Api,
+    Web,
+    Browser,
     Crash,
     Chaos,
     Bench,
+    Load,
 }
 
 /// How a sequence of stages ended.
@@ -50,13 +58,18 @@ impl Stage {
             Self::Fmt => "fmt",
             Self::Clippy => "clippy",
             Self::Tidy => "tidy",
+            Self::Clients => "clients",
             Self::Nextest => "nextest",
             Self::Doctests => "doctests",
             Self::Docs => "docs",
             Self::Packaging => "packaging",
+            Self::Api => "api",
+            Self::Web => "web",
+            Self::Browser => "browser",
             Self::Crash => "crash",
             Self::Chaos => "chaos",
             Self::Bench => "bench",
+            Self::Load => "load",
         }
     }
 
@@ -65,13 +78,18 @@ impl Stage {
             Self::Fmt => "the source is formatted",
             Self::Clippy => "no lint fires, in any target with any feature",
             Self::Tidy => "the rules that no compiler knows hold",
+            Self::Clients => "the clients in TypeScript and Python pass their own tests",
             Self::Nextest => "the tests pass",
             Self::Doctests => "the examples in the documentation run",
             Self::Docs => "the documentation builds without a warning",
             Self::Packaging => "the files in deploy fit the binary and the schemas",
+            Self::Api => "the API answers whatever is sent to it, and as it is described",
+            Self::Web => "the dashboard passes its tests, and the one that is embedded is in step",
+            Self::Browser => "the dashboard does in a real browser what it should",
             Self::Crash => "no run is lost when the process is killed (short form)",
             Self::Chaos => "instances under faults lose and double nothing (short form)",
             Self::Bench => "the benchmark runs (short form)",
+            Self::Load => "slow and deaf clients harm nobody (short form)",
         }
     }
 }
@@ -154,6 +172,7 @@ fn run_stage(
         }
         Stage::Nextest => {
             install_nextest(workspace)?;
+            clients::build(workspace)?;
             workspace.cargo(&["nextest", "run", "--workspace", "--all-features", "--locked"])
         }
         Stage::Doctests => workspace.cargo(&["test", "--workspace", "--doc", "--locked"]),
@@ -162,10 +181,15 @@ fn run_stage(
             docs.env("RUSTDOCFLAGS", "-D warnings");
             docs
         }
+        Stage::Clients => return clients::stage(workspace).map(Some),
+        Stage::Api => return schemathesis::stage(workspace).map(Some),
         Stage::Packaging => return packaging::stage(workspace).map(Some),
+        Stage::Web => return web::stage(workspace).map(Some),
+        Stage::Browser => return browser::stage(workspace),
         Stage::Crash => return short_form(workspace, crash::VERB, crash::SHORT_FORM, variables),
         Stage::Chaos => return chaos::short_forms(workspace),
         Stage::Bench => return short_form(workspace, bench::VERB, bench::SHORT_FORM, variables),
+        Stage::Load => return load::stage(workspace).map(Some),
     };
     command.envs(variables.iter().cloned());
     Ok(run_to_end(&mut command)?.code())

@@ -20,6 +20,7 @@ use crate::judge::{self, Verdict};
 use crate::ledger::Ledger;
 use crate::{flows, report, server, sink};
 
+mod holder;
 mod leader;
 mod subscriber;
 

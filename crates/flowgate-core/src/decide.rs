@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::commit::{Commit, Due, Guard, Job, JobChange, JobKind};
 use crate::event::{ErrorKind, Event, LeaseStamp, RunStarted, StepError};
-use crate::flow::{Action, Flow, Needs, OnTimeout, Wait};
+use crate::flow::{Action, Flow, Needs, OnTimeout, Span, Wait};
 use crate::ids::{CommitId, JobId, RunId, SlotIndex, StepIndex};
 use crate::limits;
 use crate::payload::Payload;
@@ -50,8 +50,23 @@ pub enum Report {
         /// A random number from 0 to 1, for the delay before the next attempt.
         random: f64,
     },
-    /// An attempt was given up by its instance, on shutdown.
-    AttemptReleased(Attempt),
+    /// An attempt was given up by who held it: it stops, or it cannot execute the step.
+    AttemptReleased {
+        /// The attempt.
+        attempt: Attempt,
+        /// When the job is due again.
+        due: Due,
+    },
+    /// The lease before this one ended without a word, and what it was for has taken longer than
+    /// it may. Nothing else was lost.
+    LostTimedOut {
+        /// The lease that found out.
+        attempt: Attempt,
+        /// How long the lost attempt took.
+        elapsed: Duration,
+        /// A random number from 0 to 1, for the delay before the next attempt.
+        random: f64,
+    },
     /// An attempt did not begin: its job waits for a permit of a limit.
     AttemptParked {
         /// The attempt.
@@ -217,11 +232,13 @@ pub fn decide(
         }
         Report::AttemptEnded { attempt, outcome, elapsed, random } => {
             guards.push(draft.enter(attempt)?);
-            let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-            draft.end_attempt(attempt, outcome, elapsed_us, *random);
+            draft.end_attempt(attempt, outcome, micros(*elapsed), *random);
         }
-        Report::AttemptReleased(attempt) => {
-            guards.push(draft.release(attempt)?);
+        Report::AttemptReleased { attempt, due } => {
+            guards.push(draft.release(attempt, *due)?);
+        }
+        Report::LostTimedOut { attempt, elapsed, random } => {
+            guards.push(draft.time_lost_out(attempt, *elapsed, *random)?);
         }
         Report::AttemptParked { attempt, limit, reason, due } => {
             guards.push(draft.park(attempt, limit, reason, *due)?);
@@ -242,6 +259,20 @@ pub fn decide(
         return Err(Rejection::NothingToDo);
     }
     Ok(draft.finish(commit_id, guards))
+}
+
+/// Whether the rules take `output` of the step at `index`; what is wrong with it otherwise.
+pub fn check_output(
+    flow: &Flow,
+    run: &Run,
+    index: StepIndex,
+    output: &Output,
+) -> Result<(), StepError> {
+    output::check(flow, flow.step(index), run, output)
+}
+
+fn micros(span: Duration) -> u64 {
+    u64::try_from(span.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A decision in the making: the record so far and what brought it there.
@@ -312,9 +343,30 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn release(&mut self, attempt: &Attempt) -> Result<Guard, Rejection> {
+    fn release(&mut self, attempt: &Attempt, due: Due) -> Result<Guard, Rejection> {
         let (step, lease) = (self.name(attempt.job_id.step), attempt.stamp.clone());
-        self.hand_back(attempt, Event::StepReleased { step, lease }, Due::Now)
+        self.hand_back(attempt, Event::StepReleased { step, lease }, due)
+    }
+
+    /// The attempt of the lease before this one failed by its timeout; this one does not count.
+    fn time_lost_out(
+        &mut self,
+        attempt: &Attempt,
+        elapsed: Duration,
+        random: f64,
+    ) -> Result<Guard, Rejection> {
+        let index = attempt.job_id.step;
+        let state = self.run.step(index).state;
+        let ([lost], StepState::Running) = (attempt.lost.as_slice(), state) else {
+            return Err(Rejection::StepNotOpen(state));
+        };
+        let timeout = Span(self.flow.step(index).timeout.unwrap_or(elapsed));
+        let message = format!("the attempt was ended after its timeout of {timeout}").into();
+        let error = StepError { kind: ErrorKind::TimedOut, message };
+        let over = Attempt { stamp: lost.clone(), lost: Vec::new(), logged: true, ..*attempt };
+        let outcome = Outcome::Failed { error, retry_after: None };
+        self.end_attempt(&over, &outcome, micros(elapsed), random);
+        Ok(Guard::LeaseHeld { job_id: attempt.job_id, token: attempt.stamp.token })
     }
 
     fn park(

@@ -13,6 +13,7 @@ use indexmap::IndexMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::debounce::Window;
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
 use crate::schedule::ScheduleFile;
@@ -28,19 +29,24 @@ mod nearest;
 pub(crate) mod notation;
 mod parse;
 mod schema;
+mod secret;
 mod validate;
 
 pub use build::{FlowBuilder, StepBuilder};
 pub use diff::{Change, FieldChange, diff};
 pub use input::{InputProblem, Violation};
 pub use limit::{
-    Amount, ConcurrencyFile, KeyPath, KeyPathError, LimitName, RateFile, SingletonFile, StepLimit,
-    queue_concurrency_key, queue_rate_key,
+    Amount, ConcurrencyFile, DebounceFile, KeyPath, KeyPathError, LimitName, RateFile,
+    SingletonFile, StepLimit, queue_concurrency_key, queue_rate_key,
 };
 pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
 pub use schema::schema;
+pub use secret::{SecretError, SecretPart, is_secret_name, secret_parts};
+
+/// The queue of steps that name none and call no worker.
+pub const QUEUE_DEFAULT: &str = "default";
 
 /// A flow as it is written in a file or built in Rust.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -70,6 +76,13 @@ pub struct FlowFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub singleton: Option<SingletonFile>,
+    /// Starts that follow each other closely become one run, with the last input.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub debounce: Option<DebounceFile>,
     /// The steps by name. The one without `subscribes` is the entry.
     #[schemars(with = "BTreeMap<String, StepFile>")]
     pub steps: IndexMap<String, StepFile>,
@@ -134,7 +147,8 @@ pub struct StepFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub timeout: Option<Span>,
-    /// The queue that the step's jobs wait in; `default` if absent.
+    /// The queue that the step's jobs wait in. If absent, that of a step with `run: {worker: NAME}`
+    /// is `NAME`, and that of any other is `default`.
     #[serde(
         default,
         deserialize_with = "notation::present",
@@ -365,6 +379,8 @@ pub struct Flow {
     pub slots: Vec<Slot>,
     /// What has one open run at a time, if anything does.
     pub singleton: Option<Singleton>,
+    /// Which starts become one run, if any do.
+    pub debounce: Option<Debounce>,
     input_schema: Option<Arc<jsonschema::Validator>>,
     step_by_name: HashMap<Arc<str>, StepIndex>,
     slot_by_name: HashMap<Arc<str>, SlotIndex>,
@@ -377,6 +393,15 @@ pub enum Singleton {
     Flow,
     /// Each value that the input has there.
     Value(KeyPath),
+}
+
+/// Which starts become one run.
+#[derive(Clone, Debug)]
+pub struct Debounce {
+    /// Where the value is whose starts count together; all of the flow do if there is none.
+    pub path: Option<KeyPath>,
+    /// For how long.
+    pub window: Window,
 }
 
 /// A step of a valid flow.
@@ -434,6 +459,16 @@ pub enum Action {
     Wait(Wait),
 }
 
+impl Action {
+    /// Whether it starts a program on the instance that executes it.
+    pub fn is_process(&self) -> bool {
+        match self {
+            Self::Process(_) | Self::Shell(_) => true,
+            Self::Nothing | Self::Http(_) | Self::Worker(_) | Self::Wait(_) => false,
+        }
+    }
+}
+
 /// A wait of a valid flow.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Wait {
@@ -485,10 +520,20 @@ impl Flow {
         self.step_by_name.get(name).copied()
     }
 
+    /// The steps that start a program on the instance that executes them.
+    pub fn process_steps(&self) -> impl Iterator<Item = &Step> {
+        self.steps.iter().filter(|step| step.action.is_process())
+    }
+
     /// The index of the slot called `name`.
     pub fn slot_index(&self, name: &str) -> Option<SlotIndex> {
         self.slot_by_name.get(name).copied()
     }
+}
+
+/// Whether a step of `flow` starts a program on the instance that executes it.
+pub fn needs_process(flow: &Flow) -> bool {
+    flow.process_steps().next().is_some()
 }
 
 /// Something wrong with a flow: where, what, and what to do about it.

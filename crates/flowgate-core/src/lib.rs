@@ -7,6 +7,7 @@
 
 pub mod check;
 pub mod commit;
+pub mod debounce;
 pub mod decide;
 pub mod event;
 pub mod flow;
@@ -17,4 +18,5 @@ pub mod retry;
 pub mod run;
 pub mod schedule;
 pub mod time;
+pub mod trace;
 pub mod view;

@@ -220,8 +220,6 @@ pub enum Source {
     FlowFile,
     /// Somebody.
     Hand,
-    /// A start that was put off. It goes when it has been started.
-    Debounce,
 }
 
 /// What a store keeps of a schedule.

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::commit::JobKind;
 use crate::event::{Event, StepError, StoredEvent};
-use crate::flow::{Action, Flow, Needs, Wait};
+use crate::flow::{Action, Flow, Needs, Step, Wait};
 use crate::ids::{InstanceId, JobId, SlotIndex, StepIndex};
 use crate::payload::Payload;
 use crate::run::{Run, RunStatus, StepState};
@@ -38,7 +38,34 @@ pub struct Standing<'a> {
     pub executor: &'a Executor,
     /// Who uses the limits of [`parked_limits`], as far as that is known.
     pub limits: &'a [LimitUse],
+    /// Who was seen to take steps of workers, if that is known.
+    pub workers: Option<&'a [WorkerSeen]>,
+    /// How the queues of its store stand, as far as that is known.
+    pub queues: &'a QueuesSeen,
 }
+
+/// How the queues of a store stand, as far as that is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueuesSeen {
+    /// Those that somebody has paused.
+    pub paused: Vec<Arc<str>>,
+    /// Those that instances take jobs of; absent if one takes those of all, or nothing is known.
+    pub served: Option<Vec<Arc<str>>>,
+}
+
+/// Somebody who takes the steps of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerSeen {
+    /// The worker's name, as steps call it.
+    pub worker: Arc<str>,
+    /// The queues that they are taken from; all if none.
+    pub queues: Option<Vec<Arc<str>>>,
+    /// When somebody last asked.
+    pub seen_at: Timestamp,
+}
+
+/// How long after somebody asked for a worker's steps they count as served.
+pub const WORKER_SEEN_FOR: Duration = Duration::from_mins(1);
 
 /// Who uses a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,9 +290,18 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     let step = flow.step(job.step);
     let record = standing.run.step(job.step);
     if let Some((instance, expires_at)) = &job.lease {
-        return leased(&step.name, standing, (job, instance.clone(), *expires_at), now);
+        return leased(step, standing, (job, instance.clone(), *expires_at), now);
     }
     let is_later = job.due_at > now;
+    let queue = Arc::clone(&step.queue);
+    if !is_later && standing.queues.paused.contains(&queue) {
+        return Cause::Paused { queue, since: job.due_at };
+    }
+    if (!is_later || was_released(standing, &step.name))
+        && let Some(cause) = workerless(step, standing, job, now)
+    {
+        return cause;
+    }
     if is_later && let Some(cause) = parked(standing, &step.name) {
         return cause;
     }
@@ -282,7 +318,43 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     if is_later {
         return Cause::Delayed { due_at: job.due_at };
     }
-    Cause::Queued { queue: Arc::clone(&step.queue), since: job.due_at }
+    let is_unserved = |served: &Vec<Arc<str>>| !served.contains(&queue);
+    if !matches!(step.action, Action::Worker(_))
+        && standing.queues.served.as_ref().is_some_and(is_unserved)
+    {
+        return Cause::Unserved { queue, since: job.due_at };
+    }
+    Cause::Queued { queue, since: job.due_at }
+}
+
+/// Whether the last that happened to the step is that somebody handed it back.
+fn was_released(standing: &Standing<'_>, step: &str) -> bool {
+    let last = events_of(standing.events, step).next_back();
+    last.is_some_and(|stored| matches!(stored.event, Event::StepReleased { .. }))
+}
+
+/// That nobody takes the step of a worker, if so.
+fn workerless(
+    step: &Step,
+    standing: &Standing<'_>,
+    job: &OpenJob,
+    now: Timestamp,
+) -> Option<Cause> {
+    let Action::Worker(worker) = &step.action else { return None };
+    let takes = |seen: &&WorkerSeen| {
+        let queues = seen.queues.as_ref();
+        seen.worker == *worker && queues.is_none_or(|queues| queues.contains(&step.queue))
+    };
+    let asked_at = standing.workers?.iter().filter(takes).map(|seen| seen.seen_at).max();
+    if asked_at.is_some_and(|at| now.since(at) <= WORKER_SEEN_FOR) {
+        return None;
+    }
+    Some(Cause::NoWorker {
+        worker: Arc::clone(worker),
+        queue: Arc::clone(&step.queue),
+        since: job.due_at.min(now),
+        asked_at,
+    })
 }
 
 /// What the step waits for if the last that happened to it is that it was parked.
@@ -302,14 +374,17 @@ fn parked(standing: &Standing<'_>, step: &str) -> Option<Cause> {
 /// What a lease means. Who owns the store says more about it than its end: an owner renews the
 /// leases of its own attempts in memory, and nobody else can have any.
 fn leased(
-    step: &str,
+    step: &Step,
     standing: &Standing<'_>,
     (job, instance, expires_at): (&OpenJob, InstanceId, Timestamp),
     now: Timestamp,
 ) -> Cause {
     let attempt = job.attempt;
+    let is_remote = matches!(step.action, Action::Worker(_));
     let is_gone = match standing.executor {
         Executor::Nobody => true,
+        // A worker outside of the owner's process holds its lease until that ends.
+        Executor::Known(_) if is_remote && expires_at > now => false,
         Executor::Known(owner) => !owner.contains(&*instance.0),
         Executor::Unknown if expires_at <= now => {
             return Cause::LeaseExpired { instance, expired_at: expires_at };
@@ -319,7 +394,7 @@ fn leased(
     if is_gone {
         return Cause::Abandoned { instance, attempt };
     }
-    Cause::Leased { instance, attempt, since: started_at(standing.events, step, attempt) }
+    Cause::Leased { instance, attempt, since: started_at(standing.events, &step.name, attempt) }
 }
 
 fn events_of<'a>(

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use flowgate_core::commit::Claimed;
+use flowgate_core::commit::{Claimed, Due};
 use flowgate_core::decide::{self, Outcome, Output, Report};
 use flowgate_core::event::{ErrorKind, LeaseStamp, StepError};
 use flowgate_core::flow::{Needs, Step};
+use flowgate_core::ids::InstanceId;
 use flowgate_core::limits;
 use flowgate_core::payload::Payload;
+use flowgate_core::trace::SpanRef;
 use flowgate_store::{LeaseRef, LogLevel, NewLogLine};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -21,6 +23,7 @@ use crate::clock;
 use crate::flows::LoadedFlow;
 use crate::instance::Instance;
 use crate::permits::Granted;
+use crate::secrets::{Masks, Secret};
 use crate::text::fit;
 
 /// Why an attempt must stop before its own end.
@@ -72,6 +75,8 @@ pub(crate) fn failure(kind: ErrorKind, message: &str, retry_after: Option<Durati
 /// the committer decides about it.
 pub(crate) struct Attempt {
     pub(crate) instance: Arc<Instance>,
+    /// Who executes it, if that is not this instance.
+    holder: Option<InstanceId>,
     pub(crate) flow: Arc<LoadedFlow>,
     pub(crate) claimed: Claimed,
     pub(crate) began: Instant,
@@ -88,6 +93,8 @@ pub(crate) struct Attempt {
     lines_dropped: AtomicU64,
     /// What it was granted before it began, if its step or queue is limited.
     granted: OnceLock<Granted>,
+    /// What must not show in anything that it says.
+    masks: OnceLock<Masks>,
 }
 
 impl Attempt {
@@ -97,8 +104,28 @@ impl Attempt {
         claimed: Claimed,
         now: Instant,
     ) -> Arc<Self> {
+        Self::held_by(None, (instance, flow), claimed, now)
+    }
+
+    /// An attempt that `holder` executes, elsewhere. It takes no slot, and its lease is renewed by
+    /// its holder alone.
+    pub(crate) fn remote(
+        holder: InstanceId,
+        (instance, flow): (&Arc<Instance>, &Arc<LoadedFlow>),
+        claimed: Claimed,
+    ) -> Arc<Self> {
+        Self::held_by(Some(holder), (instance, flow), claimed, clock::now())
+    }
+
+    fn held_by(
+        holder: Option<InstanceId>,
+        (instance, flow): (&Arc<Instance>, &Arc<LoadedFlow>),
+        claimed: Claimed,
+        now: Instant,
+    ) -> Arc<Self> {
         Arc::new(Self {
             instance: Arc::clone(instance),
+            holder,
             flow: Arc::clone(flow),
             claimed,
             began: now,
@@ -111,6 +138,7 @@ impl Attempt {
             output: Mutex::new(Some(Output::default())),
             lines_dropped: AtomicU64::new(0),
             granted: OnceLock::new(),
+            masks: OnceLock::new(),
         })
     }
 
@@ -123,7 +151,12 @@ impl Attempt {
     }
 
     pub(crate) fn stamp(&self) -> LeaseStamp {
-        self.claimed.stamp(&self.instance.config.instance)
+        self.claimed.stamp(self.holder.as_ref().unwrap_or(&self.instance.config.instance))
+    }
+
+    /// Whether it executes here.
+    pub(crate) fn is_local(&self) -> bool {
+        self.holder.is_none()
     }
 
     /// As the rules know it.
@@ -141,6 +174,15 @@ impl Attempt {
     /// The last part is the iteration: a step is executed once in a run, so it is 1.
     pub(crate) fn key(&self) -> String {
         format!("{}/{}/1", self.claimed.run.run_id, self.step().name)
+    }
+
+    /// Its place in the run's trace, as the header `traceparent` has it, if anybody exports it.
+    pub(crate) fn traceparent(&self) -> Option<String> {
+        let span = || {
+            let (run_id, number) = (self.claimed.run.run_id, self.claimed.job.attempt);
+            SpanRef::of_attempt(run_id, &self.step().name, number).to_string()
+        };
+        self.instance.config.is_traced.then(span)
     }
 
     /// The input as JSON text.
@@ -292,6 +334,29 @@ impl Attempt {
         output
     }
 
+    /// Gives it these secrets: from now on they are masked in what it says.
+    pub(crate) fn hide(&self, secrets: &[Secret]) {
+        if !secrets.is_empty() {
+            let is_first = self.masks.set(Masks::new(secrets)).is_ok();
+            assert!(is_first, "an attempt is given its secrets once");
+        }
+    }
+
+    /// `text` without the secrets that it was given.
+    pub(crate) fn masked<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.masks.get().map_or(Cow::Borrowed(text), |masks| masks.mask(text))
+    }
+
+    /// Its end as a failure, with a message that shows none of its secrets.
+    pub(crate) fn failure(
+        &self,
+        kind: ErrorKind,
+        message: &str,
+        retry_after: Option<Duration>,
+    ) -> Outcome {
+        failure(kind, &self.masked(message), retry_after)
+    }
+
     /// Keeps a log line. Never waits: a line that finds no room is counted, and the next one that
     /// does says how many were dropped.
     pub(crate) fn log(&self, level: LogLevel, text: &str) {
@@ -320,7 +385,7 @@ impl Attempt {
             step: Arc::clone(&self.step().name),
             attempt: self.claimed.job.attempt,
             level,
-            text: fit(text, limits::LOG_LINE_BYTES_MAX).into_owned(),
+            text: fit(&self.masked(text), limits::LOG_LINE_BYTES_MAX).into_owned(),
         }
     }
 
@@ -355,12 +420,15 @@ impl Attempt {
     pub(crate) fn ending_of(&self, interrupt: Interrupt) -> Ending {
         match interrupt {
             Interrupt::Stopped(stop) => Ending::Stopped(stop),
-            Interrupt::TimedOut => {
-                let timeout = self.step().timeout.unwrap_or_default();
-                let message = format!("the attempt was ended after its timeout of {timeout:?}");
-                Ending::failed(ErrorKind::TimedOut, &message)
-            }
+            Interrupt::TimedOut => Ending::Outcome(self.timed_out()),
         }
+    }
+
+    /// The outcome of an attempt that took longer than its step allows.
+    pub(crate) fn timed_out(&self) -> Outcome {
+        let timeout = self.step().timeout.unwrap_or_default();
+        let message = format!("the attempt was ended after its timeout of {timeout:?}");
+        failure(ErrorKind::TimedOut, &message, None)
     }
 
     /// Hands its end to the committer and frees its slot.
@@ -385,7 +453,7 @@ impl Attempt {
                 instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(Stop::Shutdown) => {
-                let report = Report::AttemptReleased(self.for_rules());
+                let report = Report::AttemptReleased { attempt: self.for_rules(), due: Due::Now };
                 instance.inbox.report_quietly(self, report);
             }
             Ending::Stopped(stop @ (Stop::Cancelled | Stop::LeaseLost)) => {

@@ -126,10 +126,11 @@ fn next(instance: &Instance, state: InstanceState) -> Beat {
         version: env!("CARGO_PKG_VERSION").into(),
         role: config.role.clone(),
         pool: config.pool.clone(),
-        queues: match &config.queues {
+        queues: match instance.queues.served() {
             Queues::All | Queues::AllBut(_) => None,
             Queues::Only(queues) => Some(queues.clone()),
         },
+        workers: instance.workers.names().map(Into::into).collect(),
         slots: count(config.slots),
         // Not the slots that are taken: a claim under way has taken those that it may fill.
         running: count(instance.in_flight.attempts().len()),

@@ -2,7 +2,7 @@
 //!
 //! What counts (leases, due times, the order of events) is the store's time. The engine reads the
 //! monotonic clock for what it waits for itself, and the wall clock for nothing but dates in HTTP
-//! answers. The monotonic clock is tokio's, so that a test that pauses time pauses the engine.
+//! answers and the times that are shown with what was committed. The monotonic clock is tokio's, so that a test that pauses time pauses the engine.
 
 use tokio::time::Instant;
 

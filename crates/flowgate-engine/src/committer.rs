@@ -25,12 +25,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::commit::{Commit, Due, JobChange};
+use flowgate_core::commit::{Commit, Due, Job, JobChange};
 use flowgate_core::event::Event;
 use flowgate_core::ids::{CommitId, RunId};
 use flowgate_core::limits::{COMMIT_BATCH_MAX, COMMIT_BYTES_MAX};
 use flowgate_core::run::Run;
-use flowgate_store::CommitOutcome;
+use flowgate_store::{Claimant, CommitOutcome};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
@@ -39,6 +39,7 @@ use crate::attempt::Attempt;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::error::CommitError;
+use crate::flows::LoadedFlow;
 use crate::health::Source;
 use crate::id_map::RunSet;
 use crate::in_flight::{Entry, Phase};
@@ -53,7 +54,7 @@ mod settle;
 const COMMIT_LONG: Duration = Duration::from_secs(5);
 
 /// Batches that may be at a shared store at a time.
-const BATCHES_MAX: usize = 2;
+const BATCHES_MAX: usize = 4;
 /// Commits that are worth a batch beside another one, whatever that one holds.
 const WORTH_MIN: usize = 16;
 
@@ -85,6 +86,8 @@ struct Batch {
     sent: Vec<Sent>,
     /// Slots that were taken for what it hands off.
     slots: usize,
+    /// Queues of jobs in it that this instance cannot execute.
+    foreign: Vec<Arc<str>>,
     since: Option<Instant>,
     began: Instant,
 }
@@ -156,10 +159,10 @@ impl Committer {
                 count => count < self.batches_max && waiting >= WORTH_MIN.max(largest / 2),
             };
             if is_worth_it {
-                let (commits, sent) = self.prepare();
+                let (commits, sent, foreign) = self.prepare();
                 if !sent.is_empty() {
                     largest = sent.len();
-                    let batch = self.begin(&commits, sent);
+                    let batch = self.begin(&commits, sent, foreign);
                     under_way.push(carry(Arc::clone(&instance), commits, batch));
                 }
             }
@@ -246,13 +249,13 @@ impl Committer {
         }
     }
 
-    /// Decides what is in line, up to one batch.
-    fn prepare(&mut self) -> (Vec<Commit>, Vec<Sent>) {
+    /// Decides what is in line, up to one batch; with the queues of jobs that are for others.
+    fn prepare(&mut self) -> (Vec<Commit>, Vec<Sent>, Vec<Arc<str>>) {
         let count = (self.starts.len() + self.ready.len()).min(COMMIT_BATCH_MAX);
         let (mut commits, mut sent) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        let mut bytes = 0;
+        let (mut foreign, mut bytes) = (Vec::new(), 0);
         if self.starts.is_empty() && self.ready.is_empty() {
-            return (commits, sent);
+            return (commits, sent, foreign);
         }
         let instance = Arc::clone(&self.instance);
         let is_heard = instance.live.receiver_count() > 0;
@@ -282,8 +285,9 @@ impl Committer {
                 break;
             }
             let commit = start.commit();
+            note_foreign(&start.flow, &commit, &mut foreign);
             if push(SentOrigin::Start(start), None, commit) {
-                return (commits, sent);
+                return (commits, sent, foreign);
             }
         }
         while let Some(run_id) = self.ready.pop_front() {
@@ -292,6 +296,7 @@ impl Committer {
             match decide::decide(&instance, entry) {
                 Some((commit, items)) => {
                     entry.phase = Phase::Sent;
+                    note_foreign(&entry.flow, &commit, &mut foreign);
                     if push(SentOrigin::Reports(run_id, items), Some(base), commit) {
                         break;
                     }
@@ -306,11 +311,11 @@ impl Committer {
                 None => self.ready.push_back(run_id),
             }
         }
-        (commits, sent)
+        (commits, sent, foreign)
     }
 
     /// Takes the slots that the batch may fill.
-    fn begin(&mut self, commits: &[Commit], sent: Vec<Sent>) -> Batch {
+    fn begin(&mut self, commits: &[Commit], sent: Vec<Sent>, foreign: Vec<Arc<str>>) -> Batch {
         let instance = &self.instance;
         #[expect(clippy::cast_precision_loss, reason = "batches and slots are small")]
         {
@@ -318,17 +323,18 @@ impl Committer {
             instance.metrics.running.set(instance.slots.taken() as f64);
         }
         // No more than it can fill: another batch may need the rest.
-        let is_due = |change: &&JobChange| matches!(change, JobChange::Add { due: Due::Now, .. });
+        let is_due =
+            |change: &&JobChange| due_job(change).is_some_and(|job| !foreign.contains(&job.queue));
         let due = commits.iter().flat_map(|commit| &commit.jobs).filter(is_due).count();
         let is_stopping = instance.stopping.is_cancelled();
         let slots = if is_stopping { 0 } else { instance.slots.take_for_hand_off(due) };
-        Batch { sent, slots, since: self.since.take(), began: clock::now() }
+        Batch { sent, slots, foreign, since: self.since.take(), began: clock::now() }
     }
 
     /// Settles a batch that the store has answered.
     async fn finish(&mut self, batch: Batch, outcomes: Result<Vec<CommitOutcome>, CommitError>) {
         let instance = Arc::clone(&self.instance);
-        let Batch { sent, slots, since, began } = batch;
+        let Batch { sent, slots, foreign: _, since, began } = batch;
         let answered = clock::now();
         let took = answered.saturating_duration_since(began);
         instance.metrics.commit_seconds.record(took);
@@ -369,10 +375,31 @@ impl Committer {
         for one in sent {
             let mut one = vec![one];
             let commits = remake(&self.instance, &mut one);
-            match send(&self.instance, commits, &mut one, 0).await {
+            match send(&self.instance, commits, &mut one, None).await {
                 Ok(outcomes) => self.settle(one, outcomes, clock::now()),
                 Err(error) => self.give_up(one, &error),
             }
+        }
+    }
+}
+
+/// The job that a change makes due at once, if it does.
+fn due_job(change: &JobChange) -> Option<&Job> {
+    match change {
+        JobChange::Add { job, due: Due::Now } => Some(job),
+        JobChange::Add { .. } | JobChange::Postpone { .. } | JobChange::Remove(_) => None,
+    }
+}
+
+/// Notes the queues of what a commit makes due and this instance cannot execute: nothing of them
+/// may be handed off to it.
+fn note_foreign(flow: &LoadedFlow, commit: &Commit, foreign: &mut Vec<Arc<str>>) {
+    if !flow.has_foreign() {
+        return;
+    }
+    for job in commit.jobs.iter().filter_map(due_job) {
+        if flow.is_foreign(job.job_id.step) && !foreign.contains(&job.queue) {
+            foreign.push(Arc::clone(&job.queue));
         }
     }
 }
@@ -383,7 +410,8 @@ async fn carry(
     commits: Vec<Commit>,
     mut batch: Batch,
 ) -> (Batch, Result<Vec<CommitOutcome>, CommitError>) {
-    let outcomes = send(&instance, commits, &mut batch.sent, batch.slots).await;
+    let claimant = (batch.slots > 0).then(|| instance.claimant_but(batch.slots, &batch.foreign));
+    let outcomes = send(&instance, commits, &mut batch.sent, claimant).await;
     (batch, outcomes)
 }
 
@@ -392,9 +420,8 @@ async fn send(
     instance: &Instance,
     mut commits: Vec<Commit>,
     sent: &mut [Sent],
-    slots: usize,
+    claimant: Option<Claimant>,
 ) -> Result<Vec<CommitOutcome>, CommitError> {
-    let claimant = (slots > 0).then(|| instance.claimant(slots));
     let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
     loop {
         let asked = clock::now();

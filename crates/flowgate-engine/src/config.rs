@@ -4,11 +4,14 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::InstanceId;
 use flowgate_core::limits;
 use flowgate_store::{Queues, Retention};
 
 use crate::degradation::DegradationConfig;
+use crate::executor::http::guard::{PrivateTargets, Resolver};
+use crate::secrets::Secrets;
 
 /// Attempts that an instance executes at a time, unless it is told otherwise.
 pub const SLOTS_DEFAULT: usize = 256;
@@ -16,6 +19,9 @@ pub const SLOTS_DEFAULT: usize = 256;
 pub const SLOTS_MAX: usize = 100_000;
 /// The shortest lease: a renewal must fit into it three times.
 pub const LEASE_MIN: Duration = Duration::from_millis(30);
+
+/// What the line of a `shell` step is given to.
+pub(crate) const SHELL: &str = "/bin/sh";
 
 /// The shortest lease of a leader: a call to the store must fit into it four times.
 pub const LEADER_LEASE_MIN: Duration = Duration::from_millis(500);
@@ -62,6 +68,10 @@ pub struct EngineConfig {
     pub process: ProcessConfig,
     /// For steps that send a request.
     pub http: HttpConfig,
+    /// What steps may be given that flows only name.
+    pub secrets: Secrets,
+    /// Whether steps are told their place in the run's trace: whoever exports spans sets it.
+    pub is_traced: bool,
 }
 
 /// Where lease renewals and beats run.
@@ -129,10 +139,15 @@ pub struct ProcessConfig {
     pub kill_grace: Duration,
     /// Variables that every program gets, besides those of its step.
     pub env: Arc<[(OsString, OsString)]>,
+    /// The programs that may be started, each as its absolute path; any if there is none.
+    pub allowed: Arc<[String]>,
+    /// Whether programs of a flow that came without a folder are started: one that was not read
+    /// from a file of this host, but came over the API or was built in Rust.
+    pub without_folder: bool,
 }
 
 /// Limits of steps that send a request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct HttpConfig {
     /// How long a connection may take to be made.
     pub connect_timeout: Duration,
@@ -140,6 +155,10 @@ pub struct HttpConfig {
     pub timeout: Duration,
     /// Bytes of an answer's body, after decompression.
     pub body_bytes_max: usize,
+    /// What they may reach of the addresses that are not public.
+    pub allow_private: PrivateTargets,
+    /// Who knows the addresses of names.
+    pub resolver: Resolver,
 }
 
 /// A configuration that cannot work.
@@ -167,6 +186,9 @@ pub enum ConfigError {
         /// Its lease.
         lease: Duration,
     },
+    /// A program that may be started is not named by an absolute path.
+    #[error("process.allow names `{0}`; it must be an absolute path")]
+    ProgramRelative(String),
     /// No program may run.
     #[error("process.running_max is 0; it must be at least 1")]
     NoProcess,
@@ -197,6 +219,8 @@ impl EngineConfig {
             degradation: DegradationConfig::DEFAULT,
             process: ProcessConfig::from_env(),
             http: HttpConfig::DEFAULT,
+            secrets: Secrets::default(),
+            is_traced: false,
         }
     }
 
@@ -227,6 +251,9 @@ impl EngineConfig {
         if self.process.running_max == 0 {
             return Err(ConfigError::NoProcess);
         }
+        if let Some(program) = self.process.allowed.iter().find(|path| !path.starts_with('/')) {
+            return Err(ConfigError::ProgramRelative(program.clone()));
+        }
         self.schedules.as_ref().map_or(Ok(()), SchedulerConfig::validate)?;
         if let Some(measure) = self.degradation.wrong() {
             return Err(ConfigError::Bounds(measure));
@@ -249,16 +276,55 @@ impl ProcessConfig {
             stdout_bytes_max: 16 << 20,
             kill_grace: Duration::from_secs(2),
             env,
+            allowed: Arc::default(),
+            without_folder: true,
         }
+    }
+
+    /// Why the settings do not let the first such step of `flow` start its program, if there is
+    /// one. `has_folder` is whether the flow was read from a file of this host.
+    pub fn refuses(&self, flow: &Flow, has_folder: bool) -> Option<String> {
+        flow.process_steps().find_map(|step| {
+            let why = self.refusal(&step.action, has_folder)?;
+            Some(format!("step `{}`: {why}", step.name))
+        })
+    }
+
+    /// Why the settings do not let the program of `action` be started.
+    pub(crate) fn refusal(&self, action: &Action, has_folder: bool) -> Option<String> {
+        let program = match action {
+            Action::Process(process) => process.command.first()?.as_str(),
+            Action::Shell(_) => SHELL,
+            Action::Nothing | Action::Http(_) | Action::Worker(_) | Action::Wait(_) => return None,
+        };
+        if !has_folder && !self.without_folder {
+            let why = "process_forbidden: the flow came over the API, and its steps may not start \
+                       programs here; put it into a file that this instance reads, or set \
+                       `api.allow_process`";
+            return Some(why.to_owned());
+        }
+        // As it is written: a link or a detour to a program that is allowed is another path.
+        if self.allowed.is_empty() || self.allowed.iter().any(|allowed| allowed == program) {
+            return None;
+        }
+        Some(format!(
+            "program_forbidden: this instance may not start `{}`; name one of those that the \
+             setting `process.allow` has, as it stands there: `{}`",
+            program.escape_debug(),
+            self.allowed.join("`, `")
+        ))
     }
 }
 
 impl HttpConfig {
-    /// Ten seconds to connect, five minutes in all, and a body that holds the largest payload.
+    /// Ten seconds to connect, five minutes in all, a body that holds the largest payload, and
+    /// nothing but public addresses.
     pub const DEFAULT: Self = Self {
         connect_timeout: Duration::from_secs(10),
         timeout: Duration::from_mins(5),
         body_bytes_max: limits::PAYLOAD_BYTES_MAX + (64 << 10),
+        allow_private: PrivateTargets::NONE,
+        resolver: Resolver::SYSTEM,
     };
 }
 
@@ -310,6 +376,34 @@ mod tests {
         assert!(check(100, 10).is_err());
         let defaults = SchedulerConfig::default();
         assert!(defaults.call_max() < defaults.lease / 3);
+    }
+
+    #[test]
+    fn a_program_is_refused_unless_it_is_allowed_as_it_is_written() {
+        let flow =
+            |run: &str| Flow::parse(&format!("{{flow: f, steps: {{a: {{run: {run}}}}}}}")).unwrap();
+        let sh = || flow("{shell: 'true'}");
+        let program = |program: &str| flow(&format!("{{process: [{program}]}}"));
+        let open = ProcessConfig::from_env();
+        assert_eq!(open.refuses(&sh(), false), None);
+        let from_files = ProcessConfig { without_folder: false, ..open.clone() };
+        assert_eq!(from_files.refuses(&sh(), true), None);
+        let told = from_files.refuses(&sh(), false).unwrap();
+        assert!(told.starts_with("step `a`: process_forbidden: "), "{told}");
+        let http = flow("{http: {url: 'http://example.com/'}}");
+        assert_eq!(from_files.refuses(&http, false), None);
+        let listed = ProcessConfig { allowed: Arc::new(["/usr/bin/env".to_owned()]), ..open };
+        assert_eq!(listed.refuses(&program("/usr/bin/env"), true), None);
+        for other in ["env", "./env", "/usr/bin/../bin/env", "/bin/sh"] {
+            let told = listed.refuses(&program(other), true).unwrap();
+            assert!(told.contains("program_forbidden: "), "{told}");
+        }
+        assert!(listed.refuses(&sh(), true).is_some());
+        let relative = EngineConfig {
+            process: ProcessConfig { allowed: Arc::new(["env".to_owned()]), ..listed },
+            ..EngineConfig::new(instance_id())
+        };
+        assert_eq!(relative.validate(), Err(ConfigError::ProgramRelative("env".to_owned())));
     }
 
     #[test]

@@ -101,6 +101,12 @@ impl StepContext {
         self.attempt.key()
     }
 
+    /// The attempt's place in the run's trace, as the header `traceparent` has it: for requests
+    /// that the handler sends. None if no spans are exported.
+    pub fn traceparent(&self) -> Option<String> {
+        self.attempt.traceparent()
+    }
+
     /// The input as JSON text.
     pub fn input(&self) -> std::borrow::Cow<'_, str> {
         self.attempt.input()

@@ -4,11 +4,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use flowgate_core::decide::Outcome;
-use flowgate_core::event::ErrorKind;
 use flowgate_core::flow::Action;
 use futures_util::FutureExt;
 
-use crate::attempt::{Attempt, Ending};
+use crate::attempt::{Attempt, Ending, Stop};
 
 pub(crate) mod http;
 mod lines;
@@ -25,10 +24,11 @@ pub(crate) fn begin(attempt: Arc<Attempt>) {
     }
     let flow = Arc::clone(&attempt.flow);
     match &attempt.step().action {
-        Action::Worker(name) => {
+        Action::Worker(_) => {
             let begun = match flow.handler(attempt.claimed.job.job_id.step) {
                 Some(handler) => worker::begin(&**handler, &attempt),
-                None => Ok(no_handler(&attempt, name)),
+                // Claims and hand-offs see to it that this does not happen; others execute it.
+                None => Ok(Ending::Stopped(Stop::Shutdown)),
             };
             match begun {
                 Ok(ending) => attempt.end_quietly(ending),
@@ -61,14 +61,4 @@ where
         let ending = work.await.unwrap_or_else(|panic| worker::panicked(&*panic));
         attempt.end(ending);
     });
-}
-
-fn no_handler(attempt: &Attempt, name: &str) -> Ending {
-    let names: Vec<&str> = attempt.instance.workers.names().collect();
-    let registered = match names.as_slice() {
-        [] => "none is".to_owned(),
-        names => format!("registered: `{}`", names.join("`, `")),
-    };
-    let message = format!("no worker is registered under `{name}`; {registered}");
-    Ending::failed(ErrorKind::Invalid, &message)
 }

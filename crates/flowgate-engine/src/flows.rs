@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flowgate_core::flow::{Action, Flow};
+use flowgate_core::flow::{Action, Flow, Step};
 use flowgate_core::ids::{Revision, StepIndex};
 use flowgate_store::{Store, StoredRevision};
 use parking_lot::RwLock;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::clock;
 use crate::error::FlowError;
 use crate::executor::worker::{Handler, Workers};
+use crate::queues::QueueBook;
 
 /// How long the active revision of a flow is remembered: another instance may register one.
 const ACTIVE_FOR: Duration = Duration::from_secs(1);
@@ -26,6 +27,8 @@ pub(crate) struct LoadedFlow {
     pub(crate) folder: Option<PathBuf>,
     /// The handler of each step that has one here.
     handlers: Vec<Option<Arc<dyn Handler>>>,
+    /// Whether it has steps of workers that have no handler here.
+    has_foreign: bool,
     /// For each step, whether the last first poll of its handler did not hold up its thread.
     quick: Vec<AtomicBool>,
 }
@@ -40,9 +43,27 @@ impl LoadedFlow {
             | Action::Http(_)
             | Action::Wait(_) => None,
         };
-        let handlers = flow.steps.iter().map(|step| handler(&step.action)).collect();
+        let handlers: Vec<_> = flow.steps.iter().map(|step| handler(&step.action)).collect();
         let quick = flow.steps.iter().map(|_| AtomicBool::new(false)).collect();
-        Self { flow, folder, handlers, quick }
+        let mut steps = flow.steps.iter().zip(&handlers);
+        let has_foreign = steps.any(|(step, handler)| is_foreign(step, handler.as_ref()));
+        Self { flow, folder, handlers, has_foreign, quick }
+    }
+
+    /// Whether some of its steps can only be executed by others.
+    pub(crate) fn has_foreign(&self) -> bool {
+        self.has_foreign
+    }
+
+    /// Whether a step can only be executed by others: it calls a worker without a handler here.
+    pub(crate) fn is_foreign(&self, step: StepIndex) -> bool {
+        self.has_foreign && is_foreign(self.flow.step(step), self.handler(step))
+    }
+
+    /// Its steps by their queues, and whether they can be executed here.
+    fn uses(&self) -> impl Iterator<Item = (&str, bool)> {
+        let steps = self.flow.steps.iter().zip(&self.handlers);
+        steps.map(|(step, handler)| (&*step.queue, !is_foreign(step, handler.as_ref())))
     }
 
     pub(crate) fn is_quick(&self, step: StepIndex) -> bool {
@@ -60,6 +81,10 @@ impl LoadedFlow {
     }
 }
 
+fn is_foreign(step: &Step, handler: Option<&Arc<dyn Handler>>) -> bool {
+    matches!(step.action, Action::Worker(_)) && handler.is_none()
+}
+
 impl std::fmt::Debug for LoadedFlow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LoadedFlow")
@@ -70,9 +95,11 @@ impl std::fmt::Debug for LoadedFlow {
 }
 
 /// Revisions by flow and content address. They never change, so they are never dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Flows {
     known: RwLock<HashMap<Arc<str>, OfFlow>>,
+    /// Told of every revision before its first use.
+    queues: Arc<QueueBook>,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +109,10 @@ struct OfFlow {
 }
 
 impl Flows {
+    pub(crate) fn new(queues: Arc<QueueBook>) -> Self {
+        Self { known: RwLock::default(), queues }
+    }
+
     /// A revision that was used before.
     pub(crate) fn get(&self, flow: &str, revision: &Revision) -> Option<Arc<LoadedFlow>> {
         self.known.read().get(flow)?.revisions.get(revision).cloned()
@@ -143,6 +174,7 @@ impl Flows {
 
     /// Keeps a revision; the one that is known already, if there is one in the same folder.
     pub(crate) fn keep(&self, loaded: LoadedFlow) -> Arc<LoadedFlow> {
+        self.queues.note_uses(loaded.uses());
         let mut known = self.known.write();
         let of_flow = known.entry(Arc::clone(&loaded.flow.name)).or_default();
         if let Some(kept) = of_flow.revisions.get(&loaded.flow.revision)

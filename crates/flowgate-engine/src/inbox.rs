@@ -124,6 +124,17 @@ impl Inbox {
         }
     }
 
+    /// Puts several things in, for the committer to find together.
+    pub(crate) fn push_all(&self, inbound: Vec<Inbound>) {
+        let mut waiting = self.waiting.lock();
+        if waiting.inbound.is_empty() {
+            waiting.since = clock::now();
+        }
+        waiting.inbound.extend(inbound);
+        drop(waiting);
+        self.wake();
+    }
+
     /// Wakes the committer.
     pub(crate) fn wake(&self) {
         self.arrived.notify_one();

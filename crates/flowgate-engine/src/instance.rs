@@ -16,10 +16,12 @@ use tokio_util::task::TaskTracker;
 use crate::attempt::Attempt;
 use crate::beats::Pulse;
 use crate::config::EngineConfig;
+use crate::debounce::Turns;
 use crate::degradation::Strain;
 use crate::ends::Ends;
 use crate::executor::{self, worker::Workers};
 use crate::flows::Flows;
+use crate::foreign::HandBacks;
 use crate::health::{Judge, Throttles};
 use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
@@ -27,7 +29,8 @@ use crate::leadership::{self, Leadership};
 use crate::logs::LogSink;
 use crate::metrics::Metrics;
 use crate::permits::Permits;
-use crate::queues::QueueBook;
+use crate::queues::{self, QueueBook};
+use crate::remote::RemoteBook;
 use crate::run_ids::RunIds;
 use crate::slots::Slots;
 use crate::subscriber::Subscriptions;
@@ -58,8 +61,11 @@ pub(crate) struct Instance {
     /// Attempts that wait for their first poll.
     pub(crate) ready: Ready,
     pub(crate) permits: Permits,
-    pub(crate) queues: QueueBook,
+    pub(crate) queues: Arc<QueueBook>,
+    pub(crate) hand_backs: HandBacks,
+    pub(crate) remote: RemoteBook,
     pub(crate) ends: Ends,
+    pub(crate) bursts: Turns,
     pub(crate) subscriptions: Subscriptions,
     pub(crate) terms: Terms,
     pub(crate) live: broadcast::Sender<Arc<Applied>>,
@@ -71,6 +77,7 @@ pub(crate) struct Instance {
     /// Nobody waits for the store any more.
     pub(crate) giving_up: CancellationToken,
     http: OnceLock<Result<reqwest::Client, reqwest::Error>>,
+    http_guarded: OnceLock<Result<reqwest::Client, reqwest::Error>>,
 }
 
 /// A commit that was applied through this instance.
@@ -80,6 +87,8 @@ pub struct Applied {
     pub run_id: RunId,
     /// Its record after the commit.
     pub run: Arc<Run>,
+    /// When the store had answered, on this machine's clock: for showing, not for deciding.
+    pub at: jiff::Timestamp,
     /// What happened, in order; the last one has the number of the record's version.
     pub events: Vec<Event>,
 }
@@ -92,11 +101,14 @@ impl Instance {
         logs: LogSink,
     ) -> Self {
         let run_ids = RunIds::default();
+        let queues = Arc::new(QueueBook::new(&config.queues, &workers));
         Self {
             ends: Ends::new(store.is_shared()),
             store,
             workers,
-            flows: Flows::default(),
+            flows: Flows::new(Arc::clone(&queues)),
+            hand_backs: HandBacks::default(),
+            remote: RemoteBook::default(),
             inbox: Inbox::new(),
             in_flight: InFlight::default(),
             slots: Slots::new(config.slots),
@@ -111,7 +123,8 @@ impl Instance {
             run_ids,
             ready: Ready::default(),
             permits: Permits::default(),
-            queues: QueueBook::new(),
+            queues,
+            bursts: Turns::default(),
             subscriptions: Subscriptions::default(),
             terms: Terms::default(),
             live: broadcast::channel(LIVE_MAX).0,
@@ -120,6 +133,7 @@ impl Instance {
             stopping: CancellationToken::new(),
             giving_up: CancellationToken::new(),
             http: OnceLock::new(),
+            http_guarded: OnceLock::new(),
             config,
         }
     }
@@ -134,6 +148,15 @@ impl Instance {
         }
     }
 
+    /// This instance as a claimant that leaves out the queues of `foreign` too.
+    pub(crate) fn claimant_but(&self, slots: usize, foreign: &[Arc<str>]) -> Claimant {
+        let mut claimant = self.claimant(slots);
+        if !foreign.is_empty() {
+            claimant.queues = queues::without(&claimant.queues, foreign.to_vec());
+        }
+        claimant
+    }
+
     /// Drops an attempt that nothing more will be heard of.
     pub(crate) fn forget(&self, lease: LeaseRef) -> Option<Arc<Attempt>> {
         let attempt = self.in_flight.forget(lease);
@@ -144,8 +167,15 @@ impl Instance {
         attempt
     }
 
+    /// For requests to where the settings say: those are trusted.
     pub(crate) fn http(&self) -> Result<&reqwest::Client, &reqwest::Error> {
-        self.http.get_or_init(|| executor::http::client(self.config.http)).as_ref()
+        self.http.get_or_init(|| executor::http::client(&self.config.http)).as_ref()
+    }
+
+    /// For requests to where flows say. It shares no connection with the other one.
+    pub(crate) fn http_guarded(&self) -> Result<&reqwest::Client, &reqwest::Error> {
+        let client = || executor::http::guarded_client(&self.config.http);
+        self.http_guarded.get_or_init(client).as_ref()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Leading: of all instances on a store that may, one fires schedules.
+//! Leading: of all instances on a store that may, one fires schedules and bursts.
 //!
 //! The right to do so is the term `leader` of the store: a lease with a number that only grows.
 //!
@@ -17,12 +17,15 @@
 //!   safe side.
 //! - A leader that was paused finds its lease over when it wakes. What it may still send is refused:
 //!   every write names the term, and every run that it starts has the id that its successor's has.
-//! - A standby asks every second at most, so a leader that dies is replaced within its lease and
-//!   that second; one that stops is replaced as soon as it has told.
+//! - A standby asks every five seconds, or each half of the lease if that is shorter. A term that
+//!   was not renewed between two asks may be that of a dead leader: then it asks every second. The
+//!   second ask comes before the lease ends, or right after it, so a leader that dies is replaced
+//!   within its lease and two seconds; one that stops is replaced as soon as it has told.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::time::Timestamp;
 use flowgate_store::StoreError;
 use flowgate_store::control::{Term, TermAsk, TermOutcome, TermRef};
 use metrics::{Counter, Gauge, Histogram};
@@ -35,11 +38,13 @@ use crate::backoff::jittered;
 use crate::config::SchedulerConfig;
 use crate::instance::Instance;
 use crate::supervisor::WeakEngine;
-use crate::{clock, scheduler};
+use crate::{clock, debouncer, scheduler};
 
 /// The name of the term, and the topic by which standbys are told that it is free.
 pub(crate) const LEADER: &str = "leader";
-/// How long a standby waits at most before it asks again.
+/// How long a standby waits at most before it asks again, while the leader renews.
+const STANDBY_MAX: Duration = Duration::from_secs(5);
+/// The same while it does not, or the store does not answer.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long the last words of a leader may take.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
@@ -105,8 +110,10 @@ struct Campaign {
     metrics: Metrics,
     /// Whether the last ask failed; each failure after the first is not worth a warning.
     is_failing: bool,
-    /// The last term that was heard of.
-    heard: u64,
+    /// The last term that was heard of, and its end then.
+    heard: (u64, Timestamp),
+    /// Whether that term was renewed between the last two asks.
+    is_renewed: bool,
 }
 
 /// Takes the term whenever it is free and leads, until the instance stops.
@@ -115,8 +122,16 @@ pub(crate) async fn campaign(instance: Arc<Instance>, engine: WeakEngine, config
     let metrics = Metrics::new(&instance.config.instance.to_string());
     instance.leadership.send_replace(Leadership::Standby);
     let stopping = instance.stopping.clone();
-    let mut campaign =
-        Campaign { instance, engine, config, holder, metrics, is_failing: false, heard: 0 };
+    let mut campaign = Campaign {
+        instance,
+        engine,
+        config,
+        holder,
+        metrics,
+        is_failing: false,
+        heard: (0, Timestamp(0)),
+        is_renewed: false,
+    };
     while !stopping.is_cancelled() {
         campaign.ask().await;
         tokio::select! {
@@ -138,20 +153,26 @@ impl Campaign {
             Ok(TermOutcome::Held(term)) => {
                 self.metrics.acquisition_seconds.record(began.elapsed());
                 self.is_failing = false;
-                self.heard = term.term.number;
+                self.heard = (term.term.number, term.expires_at);
                 self.lead(&term, began).await;
+                self.is_renewed = false;
             }
             Ok(TermOutcome::NotHeld(term)) => {
                 self.is_failing = false;
-                if self.heard != term.term.number {
-                    self.heard = term.term.number;
+                let before = self.heard;
+                self.heard = (term.term.number, term.expires_at);
+                self.is_renewed = self.heard != before;
+                if before.0 != term.term.number {
                     tracing::info!(
                         instance = %self.instance.config.instance, leader = %term.holder,
                         term = term.term.number, "another instance leads"
                     );
                 }
             }
-            Err(error) => self.failed(&error, "the term of the leader could not be asked for"),
+            Err(error) => {
+                self.is_renewed = false;
+                self.failed(&error, "the term of the leader could not be asked for");
+            }
         }
     }
 
@@ -181,7 +202,12 @@ impl Campaign {
 
     /// Waits until it is worth asking again.
     async fn wait(&self) {
-        let retry = jittered(RETRY_MAX.min(self.config.lease / 5));
+        let retry = if self.is_renewed {
+            let standby = STANDBY_MAX.min(self.config.lease / 2);
+            standby + jittered(standby / 10)
+        } else {
+            jittered(RETRY_MAX.min(self.config.lease / 5))
+        };
         let told = self.instance.store.wait_told(LEADER, retry);
         if !matches!(tokio::time::timeout(retry, told).await, Ok(Ok(())) | Err(_)) {
             tokio::time::sleep(retry).await;
@@ -198,12 +224,16 @@ impl Campaign {
         self.metrics.to_leading.increment(1);
         tracing::info!(instance = %instance.config.instance, term = number, "leads");
         let stop = CancellationToken::new();
-        let work = scheduler::run(
-            Arc::clone(&instance),
-            self.engine.clone(),
-            Arc::clone(&reign),
-            self.config.clone(),
-        );
+        let (engine, config) = (self.engine.clone(), self.config.clone());
+        let bursts = debouncer::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
+        let schedules = scheduler::run(Arc::clone(&instance), engine, Arc::clone(&reign), config);
+        let work = async {
+            // Both end only when the term is over.
+            tokio::select! {
+                () = schedules => {}
+                () = bursts => {}
+            }
+        };
         let stopped = stop.clone();
         let mut working =
             instance.tasks.spawn(async move { stopped.run_until_cancelled_owned(work).await });
@@ -346,8 +376,6 @@ pub(crate) fn channel() -> watch::Sender<Leadership> {
 
 #[cfg(test)]
 mod tests {
-    use flowgate_core::time::Timestamp;
-
     use super::*;
 
     fn term(number: u64, minutes: u64) -> Term {

@@ -109,7 +109,7 @@ async fn keep(instance: Arc<Instance>) {
             if !renew(&instance, batch, interval).await {
                 wait = instance.config.lease / 10;
             }
-            permits::renew(&instance, batch).await;
+            permits::renew(&instance, batch, instance.config.lease).await;
         }
         stop_untrusted(&instance, &due);
     }

@@ -50,7 +50,8 @@ impl Emits {
             Report::AttemptEnded { outcome: Outcome::Succeeded(output), .. } => output.emits.len(),
             Report::AttemptEnded { outcome: Outcome::Failed { .. }, .. }
             | Report::AttemptStarted(_)
-            | Report::AttemptReleased(_)
+            | Report::AttemptReleased { .. }
+            | Report::LostTimedOut { .. }
             | Report::AttemptParked { .. }
             | Report::TimerDue(_)
             | Report::Signal { .. }

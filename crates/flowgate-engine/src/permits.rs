@@ -35,8 +35,8 @@ use tokio::time::Instant;
 
 use crate::attempt::{Attempt, Ending, Stop};
 use crate::backoff::{Backoff, jittered};
-use crate::clock;
 use crate::instance::Instance;
+use crate::{clock, foreign};
 
 /// When a parked job asks again, whatever happens, before jitter.
 const FALLBACK: Duration = Duration::from_mins(5);
@@ -117,13 +117,23 @@ fn wanted(attempt: &Attempt) -> Vec<Permit> {
     wanted
 }
 
+/// Whether the step or the queue of an attempt is limited.
+pub(crate) fn is_limited(attempt: &Attempt) -> bool {
+    !attempt.step().limits.is_empty()
+        || attempt.instance.queues.is_limited(&attempt.claimed.job.queue)
+}
+
+/// Takes an attempt that executes elsewhere for one that has its permits: whoever handed it out saw
+/// to that.
+pub(crate) fn assume(attempt: &Attempt) {
+    if is_limited(attempt) {
+        attempt.grant(Granted { at: clock::now(), permits: wanted(attempt) });
+    }
+}
+
 impl Permits {
     /// Takes those out of `attempts` that need a permit before they run.
     pub(crate) fn hold_back(&self, attempts: &mut Vec<Arc<Attempt>>) {
-        let is_limited = |attempt: &Attempt| {
-            !attempt.step().limits.is_empty()
-                || attempt.instance.queues.is_limited(&attempt.claimed.job.queue)
-        };
         if !attempts.iter().any(|attempt| is_limited(attempt)) {
             return;
         }
@@ -206,8 +216,8 @@ pub(crate) async fn flush(instance: &Instance) {
     }
 }
 
-/// Renews the permits of attempts that run.
-pub(crate) async fn renew(instance: &Instance, attempts: &[Arc<Attempt>]) {
+/// Renews the permits of attempts that run, for `lease` from now.
+pub(crate) async fn renew(instance: &Instance, attempts: &[Arc<Attempt>], lease: Duration) {
     let held = attempts.iter().filter(|attempt| !attempt.is_over()).filter_map(|attempt| {
         let granted = attempt.granted()?;
         let job_id = attempt.claimed.job.job_id;
@@ -217,7 +227,7 @@ pub(crate) async fn renew(instance: &Instance, attempts: &[Arc<Attempt>]) {
     let asks: Vec<PermitAsk> = held.flatten().collect();
     for asks in asks.chunks(BATCH_MAX) {
         // A store that does not answer must not hold up the leases of jobs.
-        let call = instance.store.take_permits(asks, instance.config.lease);
+        let call = instance.store.take_permits(asks, lease);
         let Ok(answer) = tokio::time::timeout(instance.config.lease / 10, call).await else {
             instance.metrics.store_retries.increment(1);
             return;
@@ -259,8 +269,48 @@ async fn ask(instance: &Arc<Instance>, attempts: Vec<Arc<Attempt>>, pollers: usi
         if batch.is_empty() {
             return answered;
         }
-        answered &= ask_batch(instance, batch, pollers).await;
+        let mut asked = ask_batch(instance, batch, instance.config.lease).await;
+        answered &= asked.answered;
+        instance.permits.waiting.lock().asking.append(&mut asked.again);
+        instance.ready.push(&mut asked.ready, pollers);
+        instance.inbox.wake();
+        answered &= give_back(instance, asked.returned).await;
     }
+}
+
+/// Asks for the permits of attempts that execute elsewhere; those that may begin. The others are
+/// parked, or go back if the store did not answer.
+pub(crate) async fn ask_remote(
+    instance: &Instance,
+    mut attempts: Vec<Arc<Attempt>>,
+    lease: Duration,
+) -> Vec<Arc<Attempt>> {
+    let limited = attempts.extract_if(.., |attempt| is_limited(attempt));
+    let batch: Vec<Asking> =
+        limited.map(|attempt| Asking { wanted: wanted(&attempt), attempt }).collect();
+    if batch.is_empty() {
+        return attempts;
+    }
+    let asked = ask_batch(instance, batch, lease).await;
+    attempts.extend(asked.ready);
+    for attempt in asked.again {
+        let report = Report::AttemptReleased { attempt: attempt.for_rules(), due: Due::Now };
+        instance.inbox.push(foreign::item(&attempt, report, None));
+    }
+    give_back(instance, asked.returned).await;
+    attempts
+}
+
+/// What became of a batch of asks.
+struct Asked {
+    /// Those that have all their permits.
+    ready: Vec<Arc<Attempt>>,
+    /// Those that must ask again: the store did not answer. What they have is theirs then.
+    again: Vec<Arc<Attempt>>,
+    /// What those gave up that were parked.
+    returned: Vec<PermitRelease>,
+    /// Whether the store answered.
+    answered: bool,
 }
 
 /// An attempt that must stop needs no permit. A stopping instance begins nothing.
@@ -271,7 +321,7 @@ fn end_if_stopped(instance: &Instance, attempt: &Arc<Attempt>) -> bool {
     true
 }
 
-async fn ask_batch(instance: &Arc<Instance>, batch: Vec<Asking>, pollers: usize) -> bool {
+async fn ask_batch(instance: &Instance, batch: Vec<Asking>, lease: Duration) -> Asked {
     let (mut asking, mut ready, mut returned) = (batch, Vec::new(), Vec::new());
     let mut round = 0;
     while !asking.is_empty() {
@@ -286,16 +336,12 @@ async fn ask_batch(instance: &Arc<Instance>, batch: Vec<Asking>, pollers: usize)
         let asks: Vec<PermitAsk> = (asking.iter())
             .map(|one| one.wanted[round].ask(one.attempt.claimed.job.job_id))
             .collect();
-        let outcomes = match instance.store.take_permits(&asks, instance.config.lease).await {
+        let outcomes = match instance.store.take_permits(&asks, lease).await {
             Ok(outcomes) => outcomes,
             Err(error) => {
                 failed(instance, &error);
-                // They begin again. What they have is theirs when they ask again.
-                let again = asking.into_iter().map(|one| one.attempt);
-                instance.permits.waiting.lock().asking.extend(again);
-                instance.ready.push(&mut ready, pollers);
-                give_back(instance, returned).await;
-                return false;
+                let again = asking.into_iter().map(|one| one.attempt).collect();
+                return Asked { ready, again, returned, answered: false };
             }
         };
         let mut granted = Vec::with_capacity(asking.len());
@@ -312,9 +358,7 @@ async fn ask_batch(instance: &Arc<Instance>, batch: Vec<Asking>, pollers: usize)
         asking = granted;
         round += 1;
     }
-    instance.ready.push(&mut ready, pollers);
-    instance.inbox.wake();
-    give_back(instance, returned).await
+    Asked { ready, again: Vec::new(), returned, answered: true }
 }
 
 /// Lets a job wait for its turn, without a slot and without counting the attempt.
@@ -338,8 +382,12 @@ fn park(instance: &Instance, attempt: Arc<Attempt>, permit: &Permit, outcome: Pe
     }
     let (limit, reason) = (Arc::clone(&permit.key), reason.into());
     let report = Report::AttemptParked { attempt: attempt.for_rules(), limit, reason, due };
-    instance.inbox.report_quietly(attempt, report);
-    instance.slots.free(1);
+    if attempt.is_local() {
+        instance.inbox.report_quietly(attempt, report);
+        instance.slots.free(1);
+    } else {
+        instance.inbox.push(foreign::item(&attempt, report, None));
+    }
 }
 
 /// Gives permits back and wakes who has them then; false if the store did not answer.

@@ -3,13 +3,19 @@
 //! They are records of kind `queue` in the store, the same for all instances. An instance reads
 //! them before it claims anything, when it is told of a change, and every two seconds should the
 //! word get lost. A paused queue is left out of claims and of hand-offs; what runs goes on.
+//!
+//! So is a queue that, as far as the instance knows, holds nothing but steps of workers that it has
+//! no handler for: they are for others. It knows the revisions in the store from its start, and
+//! those that it meets; it looks again rarely, should another step have come to such a queue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flowgate_core::flow::{queue_concurrency_key, queue_rate_key};
+use flowgate_core::flow::{
+    FlowFile, QUEUE_DEFAULT, RunFile, queue_concurrency_key, queue_rate_key,
+};
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_store::control::{Expect, Limit, RecordQuery, RecordWrite, RecordsOutcome};
@@ -17,8 +23,11 @@ use flowgate_store::{Queues, Store, StoreError};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::backoff::jittered;
+use crate::clock;
+use crate::executor::worker::Workers;
 use crate::instance::Instance;
 use crate::permits::Permit;
 
@@ -28,6 +37,9 @@ const KIND: &str = "queue";
 const TOPIC: &str = "queues";
 /// How long an instance goes without looking, before jitter.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+/// How often an instance that leaves queues to others looks whether they hold something for it,
+/// before jitter.
+const USES_INTERVAL: Duration = Duration::from_mins(5);
 
 /// What is set for a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +132,8 @@ pub async fn change_queue(
 /// The settings as an instance knows them.
 #[derive(Debug)]
 pub(crate) struct QueueBook {
+    /// The queues that the instance is for.
+    served: Queues,
     current: RwLock<Current>,
     has_limits: AtomicBool,
     changed: Notify,
@@ -129,15 +143,46 @@ pub(crate) struct QueueBook {
 struct Current {
     /// The queues that the instance takes jobs of; none before it knows which are paused.
     open: Queues,
+    paused: Vec<Arc<str>>,
+    uses: HashMap<Arc<str>, Use>,
     limits: HashMap<Arc<str>, Vec<Permit>>,
     is_known: bool,
 }
 
+/// Whose steps wait in a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Use {
+    /// Steps that the instance can execute.
+    here: bool,
+    /// Steps of workers that it has no handler for.
+    elsewhere: bool,
+}
+
+impl Current {
+    /// The queues of `served` that are neither paused nor for others alone.
+    fn open_of(&self, served: &Queues) -> Queues {
+        let for_others = self.uses.iter().filter(|(_, used)| used.elsewhere && !used.here);
+        let mut left_out: Vec<Arc<str>> = for_others.map(|(name, _)| Arc::clone(name)).collect();
+        left_out.sort_unstable();
+        let paused = self.paused.iter().filter(|name| !left_out.contains(name));
+        let paused: Vec<Arc<str>> = paused.cloned().collect();
+        left_out.extend(paused);
+        without(served, left_out)
+    }
+}
+
 impl QueueBook {
-    pub(crate) fn new() -> Self {
-        let open = Queues::Only(Vec::new());
-        let current = Current { open, limits: HashMap::new(), is_known: false };
+    /// What an instance that serves `queues` and has handlers for `workers` knows at its start.
+    pub(crate) fn new(queues: &Queues, workers: &Workers) -> Self {
+        let current = Current {
+            open: Queues::Only(Vec::new()),
+            paused: Vec::new(),
+            uses: HashMap::new(),
+            limits: HashMap::new(),
+            is_known: false,
+        };
         Self {
+            served: served(queues, workers),
             current: RwLock::new(current),
             has_limits: AtomicBool::new(false),
             changed: Notify::new(),
@@ -147,6 +192,45 @@ impl QueueBook {
     /// The queues that the instance takes jobs of now.
     pub(crate) fn open(&self) -> Queues {
         self.current.read().open.clone()
+    }
+
+    /// The queues that the instance is for, whatever is set for them.
+    pub(crate) fn served(&self) -> &Queues {
+        &self.served
+    }
+
+    /// Those of `queues` that are not paused.
+    pub(crate) fn unpaused(&self, queues: &[Arc<str>]) -> Vec<Arc<str>> {
+        let current = self.current.read();
+        queues.iter().filter(|name| !current.paused.contains(name)).cloned().collect()
+    }
+
+    /// Notes steps by their queues, and whether the instance can execute them.
+    pub(crate) fn note_uses<'a>(&self, steps: impl Iterator<Item = (&'a str, bool)>) {
+        let mut current = self.current.write();
+        let mut is_new = false;
+        for (queue, is_here) in steps {
+            let known = current.uses.get(queue).copied().unwrap_or_default();
+            let used = Use { here: known.here || is_here, elsewhere: known.elsewhere || !is_here };
+            if used != known {
+                current.uses.insert(queue.into(), used);
+                is_new = true;
+            }
+        }
+        if !is_new || !current.is_known {
+            return;
+        }
+        let open = current.open_of(&self.served);
+        let is_same = std::mem::replace(&mut current.open, open) == current.open;
+        drop(current);
+        if !is_same {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Whether there are queues that are left to others.
+    fn leaves_any(&self) -> bool {
+        self.current.read().uses.values().any(|used| used.elsewhere && !used.here)
     }
 
     /// Whether jobs of `queue` need a permit.
@@ -180,7 +264,7 @@ impl QueueBook {
         self.changed.notified().await;
     }
 
-    fn set(&self, served: &Queues, settings: &[(Arc<str>, QueueSettings)]) {
+    fn set(&self, settings: &[(Arc<str>, QueueSettings)]) {
         let paused: Vec<Arc<str>> = (settings.iter())
             .filter(|(_, settings)| settings.paused)
             .map(|(name, _)| Arc::clone(name))
@@ -189,11 +273,14 @@ impl QueueBook {
             .map(|(name, settings)| (Arc::clone(name), limits_of(name, *settings)))
             .filter(|(_, limits)| !limits.is_empty())
             .collect();
-        let open = without(served, paused);
         self.has_limits.store(!limits.is_empty(), Ordering::Relaxed);
         let mut current = self.current.write();
-        let is_same = current.is_known && current.open == open;
-        *current = Current { open, limits, is_known: true };
+        let are_same = current.is_known && current.paused == paused;
+        (current.limits, current.paused) = (limits, paused);
+        let open = current.open_of(&self.served);
+        // Those who wait for a queue that this instance does not serve are told too.
+        let is_same = are_same && current.open == open;
+        (current.open, current.is_known) = (open, true);
         drop(current);
         if !is_same {
             self.changed.notify_waiters();
@@ -212,30 +299,86 @@ fn limits_of(queue: &str, settings: QueueSettings) -> Vec<Permit> {
     concurrency.into_iter().chain(rate).collect()
 }
 
-fn without(served: &Queues, mut paused: Vec<Arc<str>>) -> Queues {
-    match served {
-        Queues::All if paused.is_empty() => Queues::All,
-        Queues::All => Queues::AllBut(paused),
+/// `queues`, and the own queues of `workers` where steps without a queue are served at all: whoever
+/// names queues and leaves `default` out gets those and no others.
+fn served(queues: &Queues, workers: &Workers) -> Queues {
+    match queues {
+        Queues::All | Queues::AllBut(_) => queues.clone(),
+        Queues::Only(names) if !queues.contains(QUEUE_DEFAULT) => Queues::Only(names.clone()),
+        Queues::Only(names) => {
+            let own = workers.names().filter(|name| !queues.contains(name)).map(Into::into);
+            Queues::Only(names.iter().cloned().chain(own).collect())
+        }
+    }
+}
+
+/// The queues of `queues` but `left_out`.
+pub(crate) fn without(queues: &Queues, mut left_out: Vec<Arc<str>>) -> Queues {
+    match queues {
+        Queues::All if left_out.is_empty() => Queues::All,
+        Queues::All => Queues::AllBut(left_out),
         Queues::AllBut(others) => {
-            paused.extend_from_slice(others);
-            Queues::AllBut(paused)
+            let more = others.iter().filter(|name| !left_out.contains(name));
+            let more: Vec<Arc<str>> = more.cloned().collect();
+            left_out.extend(more);
+            Queues::AllBut(left_out)
         }
         Queues::Only(names) => {
-            let open = names.iter().filter(|name| !paused.contains(name));
+            let open = names.iter().filter(|name| !left_out.contains(name));
             Queues::Only(open.cloned().collect())
         }
     }
 }
 
+/// The steps of a flow that have jobs, by their queues, and whether an instance with `workers` can
+/// execute them.
+fn uses<'a>(file: &'a FlowFile, workers: &'a Workers) -> impl Iterator<Item = (&'a str, bool)> {
+    file.steps.values().map(|step| {
+        let is_here = match &step.run {
+            Some(RunFile::Worker(name)) => workers.get(name).is_some(),
+            Some(RunFile::Process(_) | RunFile::Shell(_) | RunFile::Http(_)) | None => true,
+        };
+        (step.queue_name(), is_here)
+    })
+}
+
+/// Notes whose steps wait in which queue, by all revisions that the store has.
+async fn note_revisions(instance: &Instance) -> Result<(), StoreError> {
+    match instance.store.list_revisions(None).await {
+        Ok(revisions) => {
+            for stored in revisions {
+                instance.queues.note_uses(uses(&stored.revision.file, &instance.workers));
+            }
+            Ok(())
+        }
+        Err(error) if error.is_transient() => Err(error),
+        // What cannot be read must not keep the instance from what can.
+        Err(error) => {
+            tracing::error!(%error, "the revisions of flows cannot be read");
+            Ok(())
+        }
+    }
+}
+
+/// Looks at the settings, and when it is time at whose steps wait in which queue.
+async fn look(instance: &Instance, uses_at: &mut Option<Instant>) -> Result<(), StoreError> {
+    let now = clock::now();
+    if uses_at.is_none_or(|at| now >= at && instance.queues.leaves_any()) {
+        note_revisions(instance).await?;
+        *uses_at = Some(now + jittered(USES_INTERVAL));
+    }
+    let settings = queue_settings(&*instance.store).await?;
+    instance.queues.set(&settings);
+    Ok(())
+}
+
 /// Keeps the settings current until the instance stops.
 pub(crate) async fn follow(instance: Arc<Instance>) {
     let stopping = instance.stopping.clone();
+    let mut uses_at: Option<Instant> = None;
     while !stopping.is_cancelled() {
-        let pause = match queue_settings(&*instance.store).await {
-            Ok(settings) => {
-                instance.queues.set(&instance.config.queues, &settings);
-                jittered(LOOK_INTERVAL)
-            }
+        let pause = match look(&instance, &mut uses_at).await {
+            Ok(()) => jittered(LOOK_INTERVAL),
             Err(error) => {
                 if let Some(kept_back) = instance.throttles.queues.pass() {
                     tracing::warn!(%error, kept_back, "the settings of queues cannot be read; trying on");

@@ -21,7 +21,7 @@ use std::time::Duration;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits;
 use flowgate_core::schedule::{
-    Fate, Occurrence, Overlap, Pending, Schedule, ScheduleRecord, Source, ledger_key, plan,
+    Fate, Occurrence, Overlap, Pending, Schedule, ScheduleRecord, ledger_key, plan,
 };
 use flowgate_core::time::Timestamp;
 use flowgate_store::StoreError;
@@ -33,6 +33,7 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::config::SchedulerConfig;
+use crate::debounce::StartDebounce;
 use crate::degradation::Pause;
 use crate::error::EngineError;
 use crate::instance::Instance;
@@ -287,7 +288,7 @@ impl Scheduler {
         {
             return Err(trouble);
         }
-        let settled = self.settle(named, schedule, &settled, &corrections).await?;
+        let settled = self.settle(named, &settled, &corrections).await?;
         match trouble {
             Some(trouble) => Err(trouble),
             None => Ok(settled),
@@ -312,6 +313,7 @@ impl Scheduler {
         let mut request = StartRequest::new(schedule.input.clone());
         request.run_id = Some(RunId::of_occurrence(name, pending.due_at));
         request.tags.clone_from(&schedule.tags);
+        request.debounce = StartDebounce::Never;
         if name.len() <= limits::NAME_BYTES_MAX {
             request.tags.insert("schedule".into(), Arc::clone(name));
         }
@@ -342,30 +344,22 @@ impl Scheduler {
     async fn settle(
         &self,
         mut named: NamedSchedule,
-        schedule: &Schedule,
         settled: &[Pending],
         corrections: &[(Timestamp, (Fate, Option<String>))],
     ) -> Result<Option<NamedSchedule>, Trouble> {
         let rows = self.corrected(&named.name, corrections).await?;
         for _ in 0..TRIES_MAX {
             named.record.pending.retain(|pending| !settled.contains(pending));
-            let is_over = named.record.pending.is_empty()
-                && named.record.source == Source::Debounce
-                && schedule.next_after(named.record.fired_through).is_none();
-            let value = Some(&named.record).filter(|_| !is_over);
             let expect = Expect::Version(named.version);
-            let mut writes = vec![schedules::write_of(&named.name, expect, value)?];
+            let mut writes = vec![schedules::write_of(&named.name, expect, Some(&named.record))?];
             writes.extend(rows.iter().cloned());
-            match self.write(writes).await? {
-                Some(_) if is_over => return Ok(None),
-                Some(version) => return Ok(Some(NamedSchedule { version, ..named })),
-                None => {
-                    let keys = [Arc::clone(&named.name)];
-                    let found = self.instance.store.read_records(SCHEDULE, &keys).await?;
-                    let Some(found) = found.into_iter().flatten().next() else { return Ok(None) };
-                    named = NamedSchedule::read(found)?;
-                }
+            if let Some(version) = self.write(writes).await? {
+                return Ok(Some(NamedSchedule { version, ..named }));
             }
+            let keys = [Arc::clone(&named.name)];
+            let found = self.instance.store.read_records(SCHEDULE, &keys).await?;
+            let Some(found) = found.into_iter().flatten().next() else { return Ok(None) };
+            named = NamedSchedule::read(found)?;
         }
         Err(EngineError::Contended.into())
     }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use flowgate_core::commit::Due;
 use flowgate_core::decide::{self, Report, Start};
-use flowgate_core::flow::{Action, Flow, Span};
+use flowgate_core::flow::Flow;
 use flowgate_core::ids::{Revision, RunId};
-use flowgate_core::limits;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::{Run, RunStatus};
+use flowgate_core::time::Timestamp;
 use flowgate_store::control::QueueStats;
 use flowgate_store::{NewRevision, RunDetail, Store, whole_log};
 use futures_util::FutureExt;
@@ -22,9 +22,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt::{Ending, Stop};
+use crate::backoff::jittered;
 use crate::committer::Committer;
 use crate::config::{ConfigError, EngineConfig};
 use crate::dead::{self, Fate};
+use crate::debounce::{self, StartDebounce};
 use crate::degradation::Degradation;
 use crate::ends::{End, Known};
 use crate::error::{CommitError, EngineError};
@@ -37,8 +39,8 @@ use crate::instance::{Applied, Instance};
 use crate::leadership::{self, Leadership};
 use crate::leases::LeaseKeeper;
 use crate::metrics::Totals;
-use crate::run_ids::RunIds;
 use crate::singleton::Turn;
+use crate::starts::{self, Sharing};
 use crate::subscriber::{self, SubscribeOptions, Subscriber, SubscriptionHandle};
 use crate::{
     beats, clock, degradation, ends, follow, housekeeping, logs, permits, queues, singleton, worker,
@@ -96,6 +98,9 @@ pub struct StartRequest {
     pub priority: Option<u8>,
     /// When its entry step is due; later than now only if that is a step that runs.
     pub due: Due,
+    /// Whether it waits for more starts of its kind, which become one run with it. Not together
+    /// with a key, a run id, a singleton or a due time.
+    pub debounce: StartDebounce,
 }
 
 impl StartRequest {
@@ -103,17 +108,34 @@ impl StartRequest {
     pub fn new(input: Payload) -> Self {
         let (priority, due) = (None, Due::Now);
         let (key, singleton, run_id) = (None, None, None);
-        Self { input, key, tags: BTreeMap::new(), run_id, singleton, priority, due }
+        let (tags, debounce) = (BTreeMap::new(), StartDebounce::OfFlow);
+        Self { input, key, tags, run_id, singleton, priority, due, debounce }
     }
 }
 
 /// A run that was started, now or before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Started {
     /// The run.
     pub run_id: RunId,
     /// Whether an earlier start with the same key, or id, had begun it.
     pub existing: bool,
+    /// If it is debounced: when it begins, unless more starts come. There is no such run before.
+    pub debounced_until: Option<Timestamp>,
+    /// The run as this start left it; `None` if this start did not begin it.
+    pub run: Option<Arc<Run>>,
+}
+
+impl Started {
+    /// A run that this start has begun.
+    pub(crate) fn begun(run: Arc<Run>) -> Self {
+        Self { run_id: run.run_id, existing: false, debounced_until: None, run: Some(run) }
+    }
+
+    /// A run that was there before.
+    pub(crate) fn found(run_id: RunId) -> Self {
+        Self { run_id, existing: true, debounced_until: None, run: None }
+    }
 }
 
 /// What an instance has done since it started, and does now.
@@ -210,7 +232,7 @@ impl Engine {
         Ok(Self { inner })
     }
 
-    fn instance(&self) -> &Arc<Instance> {
+    pub(crate) fn instance(&self) -> &Arc<Instance> {
         &self.inner.instance
     }
 
@@ -254,12 +276,8 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Started, EngineError> {
         let flow = self.flow(flow.into()).await?;
-        let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
-        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
-        match singleton {
-            None => self.begin(flow, start).await,
-            Some(key) => self.begin_singleton(flow, start, &key).await,
-        }
+        let (start, sharing) = starts::check(&flow.flow, request, &self.instance().run_ids)?;
+        self.begin_shared(flow, start, sharing).await
     }
 
     /// Starts a run and returns its record when it has ended.
@@ -270,10 +288,9 @@ impl Engine {
     ) -> Result<Arc<Run>, EngineError> {
         self.instance().strain.admit()?;
         let flow = self.flow(flow.into()).await?;
-        let singleton = singleton::key(&flow.flow, request.singleton.as_ref(), &request.input)?;
-        let start = new_start(&flow.flow, request, &self.instance().run_ids)?;
-        if let Some(key) = singleton {
-            let started = self.begin_singleton(flow, start, &key).await?;
+        let (start, sharing) = starts::check(&flow.flow, request, &self.instance().run_ids)?;
+        if sharing != Sharing::None {
+            let started = self.begin_shared(flow, start, sharing).await?;
             return Ok(self.wait(started.run_id).await?.row.run);
         }
         let run_id = start.run_id;
@@ -314,12 +331,12 @@ impl Engine {
         self.instance().strain.admit()?;
         let seed = self.seed(run_id).await?;
         let (was, new_id) = (seed.run.status, self.instance().run_ids.next());
-        self.retry_as(seed, from, new_id).await?;
+        let started = self.retry_as(seed, from, new_id).await?;
         if was == RunStatus::Failed {
             let kept = self.config().retention.runs;
             dead::note(&**self.store(), run_id, Fate::Retried { run_id: new_id }, kept).await?;
         }
-        Ok(Started { run_id: new_id, existing: false })
+        Ok(started)
     }
 
     /// Tries a dead letter again; an existing run if somebody has done so before.
@@ -327,7 +344,7 @@ impl Engine {
         self.instance().strain.admit()?;
         let store = &**self.store();
         match dead::fate_of(store, run_id).await? {
-            Some((Fate::Retried { run_id }, _)) => return Ok(Started { run_id, existing: true }),
+            Some((Fate::Retried { run_id }, _)) => return Ok(Started::found(run_id)),
             Some((Fate::Dropped {}, _)) => return Err(EngineError::NotDead(run_id)),
             None => {}
         }
@@ -336,19 +353,19 @@ impl Engine {
             return Err(EngineError::NotDead(run_id));
         }
         let new_id = dead::retry_id(run_id);
-        let existing = self.retry_as(seed, None, new_id).await?;
+        let started = self.retry_as(seed, None, new_id).await?;
         let kept = self.config().retention.runs;
         dead::note(store, run_id, Fate::Retried { run_id: new_id }, kept).await?;
-        Ok(Started { run_id: new_id, existing })
+        Ok(started)
     }
 
-    /// Starts the run that tries another one again; whether it was there already.
+    /// Starts the run that tries another one again, unless it is there already.
     async fn retry_as(
         &self,
         seed: Seed,
         from: Option<&str>,
         new_id: RunId,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<Started, EngineError> {
         let instance = self.instance();
         let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
         let log = whole_log(&**self.store(), seed.run.run_id).await?;
@@ -364,14 +381,28 @@ impl Engine {
             decided: None,
         })));
         match self.answer(answer).await {
-            Ok(_) => Ok(false),
-            Err(CommitError::RunExists) => Ok(true),
+            Ok(run) => Ok(Started::begun(run)),
+            Err(CommitError::RunExists) => Ok(Started::found(new_id)),
             Err(error) => Err(EngineError::of_commit(error, new_id)),
         }
     }
 
-    /// Returns when the run has ended, on whichever instance.
+    /// Returns when the run has ended, on whichever instance. One that is debounced is waited for.
     pub async fn wait(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
+        loop {
+            match self.wait_for_end(run_id).await {
+                Err(EngineError::NoRun(_)) => {}
+                ended => return ended,
+            }
+            if debounce::find(&**self.store(), &run_id.to_string()).await?.is_empty() {
+                // It may just have begun.
+                return self.wait_for_end(run_id).await;
+            }
+            tokio::time::sleep(jittered(self.config().poll_max)).await;
+        }
+    }
+
+    async fn wait_for_end(&self, run_id: RunId) -> Result<RunDetail, EngineError> {
         let listener = self.instance().ends.listen(run_id);
         match ends::ended(self.instance(), listener, Known::Nothing).await? {
             End::Read(detail) => Ok(*detail),
@@ -557,7 +588,11 @@ impl Engine {
         Ok(self.flow(FlowRef::Active(name)).await?.flow.clone())
     }
 
-    async fn begin(&self, flow: Arc<LoadedFlow>, start: Start) -> Result<Started, EngineError> {
+    pub(crate) async fn begin(
+        &self,
+        flow: Arc<LoadedFlow>,
+        start: Start,
+    ) -> Result<Started, EngineError> {
         let instance = self.instance();
         let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
         let (key, input) = (start.key.clone(), start.input.clone());
@@ -567,9 +602,25 @@ impl Engine {
         let new_run = NewRun { flow, origin, commit_id, reply, decided };
         instance.inbox.push(Inbound::Start(Box::new(new_run)));
         match self.answer(answer).await {
-            Ok(_) => Ok(Started { run_id, existing: false }),
+            Ok(run) => Ok(Started::begun(run)),
             Err(CommitError::RunExists) => self.existing(run_id, key, &input).await,
             Err(error) => Err(EngineError::of_commit(error, run_id)),
+        }
+    }
+
+    /// Starts a run, or finds the one that it shares with other starts.
+    async fn begin_shared(
+        &self,
+        flow: Arc<LoadedFlow>,
+        start: Start,
+        sharing: Sharing,
+    ) -> Result<Started, EngineError> {
+        match sharing {
+            Sharing::None => self.begin(flow, start).await,
+            Sharing::Singleton(key) => self.begin_singleton(flow, start, &key).await,
+            Sharing::Burst(key, window) => {
+                debounce::put_off(self.instance(), &flow.flow, start, (&key, window)).await
+            }
         }
     }
 
@@ -580,18 +631,14 @@ impl Engine {
         mut start: Start,
         key: &Arc<str>,
     ) -> Result<Started, EngineError> {
-        if start.key.is_some() {
-            let message = "a start with a key is not a singleton: the key already gives one run";
-            return Err(EngineError::Invalid(message.to_owned()));
-        }
         match singleton::turn(&**self.store(), key, start.run_id).await? {
-            Turn::Open(run_id) => return Ok(Started { run_id, existing: true }),
+            Turn::Open(run_id) => return Ok(Started::found(run_id)),
             Turn::Start(run_id) => start.run_id = run_id,
         }
         let run_id = start.run_id;
         match self.begin(flow, start).await {
             // Another start was quicker; whatever its input was, its run is the one.
-            Err(EngineError::KeyConflict { .. }) => Ok(Started { run_id, existing: true }),
+            Err(EngineError::KeyConflict { .. }) => Ok(Started::found(run_id)),
             other => other,
         }
     }
@@ -609,7 +656,7 @@ impl Engine {
             before == *input || before.value() == input.value()
         });
         if is_same {
-            return Ok(Started { run_id, existing: true });
+            return Ok(Started::found(run_id));
         }
         let key = key.unwrap_or_else(|| run_id.to_string().into());
         Err(EngineError::KeyConflict { key, run_id })
@@ -691,63 +738,6 @@ async fn hand_back(instance: &Instance) {
         for attempt in instance.in_flight.attempts() {
             attempt.end(Ending::Stopped(Stop::Shutdown));
         }
-    }
-}
-
-/// Checks a start, and gives it its run id.
-fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Start, EngineError> {
-    let StartRequest { input, key, tags, run_id, singleton: _, priority, due } = request;
-    flow.check_input(&input).map_err(EngineError::Input)?;
-    check_when(flow, priority, due)?;
-    if let Some(key) = &key
-        && (key.is_empty() || key.len() > limits::KEY_BYTES_MAX || key.contains('\0'))
-    {
-        let max = limits::KEY_BYTES_MAX;
-        return Err(EngineError::Invalid(format!("a key has 1 to {max} bytes and no NUL")));
-    }
-    if tags.len() > limits::TAGS_MAX {
-        let (count, max) = (tags.len(), limits::TAGS_MAX);
-        return Err(EngineError::Invalid(format!(
-            "the start has {count} tags; the limit is {max}"
-        )));
-    }
-    let is_short = |text: &Arc<str>| text.len() <= limits::NAME_BYTES_MAX && !text.contains('\0');
-    if !tags.iter().all(|(name, value)| !name.is_empty() && is_short(name) && is_short(value)) {
-        let max = limits::NAME_BYTES_MAX;
-        return Err(EngineError::Invalid(format!("a tag and its value have at most {max} bytes")));
-    }
-    let run_id = match (&key, run_id) {
-        (Some(key), None) => RunId::derived(&flow.name, key),
-        (None, Some(run_id)) => run_id,
-        (None, None) => run_ids.next(),
-        (Some(_), Some(_)) => {
-            let message = "a start has a key or a run id, not both: the key gives the run its id";
-            return Err(EngineError::Invalid(message.to_owned()));
-        }
-    };
-    Ok(Start { run_id, input, key, tags, priority, due })
-}
-
-fn check_when(flow: &Flow, priority: Option<u8>, due: Due) -> Result<(), EngineError> {
-    if let Some(priority) = priority
-        && priority > limits::PRIORITY_MAX
-    {
-        let max = limits::PRIORITY_MAX;
-        return Err(EngineError::Invalid(format!("priority {priority} is not from 0 to {max}")));
-    }
-    let entry = flow.step(flow.entry);
-    let runs = !matches!(entry.action, Action::Nothing | Action::Wait(_));
-    match due {
-        Due::After(delay) if delay > limits::DURATION_MAX => {
-            let max = Span(limits::DURATION_MAX);
-            Err(EngineError::Invalid(format!("the delay is longer than {max}")))
-        }
-        Due::After(_) | Due::At(_) if !runs => Err(EngineError::Invalid(format!(
-            "the flow begins with `{}`, which has no `run`, so its start cannot be put off; begin \
-             with a step that has a `run`, or with a `wait` for the delay",
-            entry.name
-        ))),
-        Due::Now | Due::After(_) | Due::At(_) => Ok(()),
     }
 }
 

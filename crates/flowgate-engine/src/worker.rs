@@ -9,17 +9,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::commit::{Claimed, JobKind};
-use flowgate_core::decide::Report;
+use flowgate_core::decide::{Outcome, Report};
 use flowgate_core::event::ErrorKind;
 use flowgate_core::limits::{CLAIM_BATCH_MAX, LOST_MAX};
 use flowgate_store::StoreError;
 
-use crate::attempt::{Attempt, Ending};
+use crate::attempt::{Attempt, Ending, failure};
 use crate::backoff::{Backoff, jittered};
 use crate::degradation::CLAIM_PAUSE;
 use crate::health::Source;
 use crate::instance::Instance;
-use crate::{clock, executor};
+use crate::{clock, executor, foreign};
 
 /// First polls in a row before a poller lets others have the thread.
 const POLLS_IN_A_ROW: u32 = 64;
@@ -141,6 +141,11 @@ async fn begin(
             instance.inbox.report(Arc::clone(attempt), report, None);
             false
         }
+        JobKind::Execute if attempt.flow.is_foreign(attempt.claimed.job.job_id.step) => {
+            let report = foreign::hand_back(attempt, &instance.queues.open());
+            instance.inbox.report(Arc::clone(attempt), report, None);
+            false
+        }
         JobKind::Execute => true,
     });
     slots.count -= attempts.len();
@@ -150,18 +155,20 @@ async fn begin(
     instance.ready.push(&mut attempts, pollers);
 }
 
-/// A step that ends its process each time must not do so for ever.
 fn end_if_lost_too_often(attempt: &Arc<Attempt>) -> bool {
-    let claimed = &attempt.claimed;
+    let Some(outcome) = lost_too_often(&attempt.claimed) else { return false };
+    Arc::clone(attempt).end(Ending::Outcome(outcome));
+    true
+}
+
+/// How a job ends whose leases were lost too often: a step that ends its process each time must not
+/// do so for ever.
+pub(crate) fn lost_too_often(claimed: &Claimed) -> Option<Outcome> {
     let unlogged = u32::try_from(claimed.lost.len()).unwrap_or(u32::MAX);
     let lost = claimed.run.step(claimed.job.job_id.step).lost.saturating_add(unlogged);
-    if lost < LOST_MAX {
-        return false;
-    }
     let message =
-        format!("the lease of the step was lost {lost} times, and it may not be lost again");
-    Arc::clone(attempt).end(Ending::failed(ErrorKind::Lost, &message));
-    true
+        || format!("the lease of the step was lost {lost} times, and it may not be lost again");
+    (lost >= LOST_MAX).then(|| failure(ErrorKind::Lost, &message(), None))
 }
 
 /// Begins attempts in line until `instance` has nothing in flight any more.

@@ -34,9 +34,12 @@ pub const CONTROL_KEY_BYTES_MAX: usize = 1_024;
 /// a reserved one.
 pub const PERMIT_PLACE_KEPT: Duration = Duration::from_hours(24);
 /// The kinds of record that there are. No other is written, so a copy of a store misses none.
-pub const RECORD_KINDS: [&str; 10] = [
+pub const RECORD_KINDS: [&str; 15] = [
     "checkpoint",
     "dead",
+    "debounce",
+    "debounce_due",
+    "debounce_input",
     "occurrence",
     "queue",
     "schedule",
@@ -45,12 +48,14 @@ pub const RECORD_KINDS: [&str; 10] = [
     "subscriber_dead",
     "subscriber_member",
     "subscriber_retry",
+    "webhook",
+    "worker",
 ];
 /// How far a job of each step of priority is ahead of those without.
 pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);
 /// Those of them that mean something in their own store only: positions in its feeds, and who is
 /// there. A copy of a store leaves them out.
-pub const RECORD_KINDS_OF_ONE_STORE: [&str; 2] = ["checkpoint", "subscriber_member"];
+pub const RECORD_KINDS_OF_ONE_STORE: [&str; 3] = ["checkpoint", "subscriber_member", "worker"];
 
 /// The part of a store that is not about runs.
 #[async_trait]

@@ -222,6 +222,9 @@ pub struct Beat {
     pub pool: Option<Arc<str>>,
     /// The queues that it serves; none if it serves all.
     pub queues: Option<Vec<Arc<str>>>,
+    /// The workers whose steps it executes itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workers: Vec<Arc<str>>,
     /// How many attempts it can execute at a time.
     pub slots: u32,
     /// How many it executes now.
@@ -356,7 +359,7 @@ pub enum Queues {
     All,
     /// These.
     Only(Vec<Arc<str>>),
-    /// All but these, which are paused.
+    /// All but these.
     AllBut(Vec<Arc<str>>),
 }
 

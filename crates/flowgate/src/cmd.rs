@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{Config, Flags};
+use crate::config::{Config, Flags, Origin};
 use crate::failure::{Exit, Failure, Outcome};
 use crate::logging;
 use crate::output::{Color, Output};
@@ -17,16 +17,20 @@ mod completions;
 mod config;
 mod crash_test;
 mod dead;
+mod demo;
 mod dev;
 mod doctor;
 mod flows;
 mod instances;
+mod openapi;
 mod queues;
 mod run;
 pub(crate) mod runs;
-pub(crate) mod schedules;
+mod schedules;
+mod serve;
 mod store;
 mod subscribers;
+mod tokens;
 mod why;
 mod worker;
 
@@ -50,6 +54,11 @@ const STORE_HELP: &str = "Where runs live: sqlite:PATH, postgres://…, redis://
                           redis-cluster://…, redis+sentinel://… or memory: [env: FLOWGATE_STORE] \
                           [default: sqlite:.flowgate/flowgate.db]";
 
+const SERVER_HELP: &str = "Ask the instance at this address, such as http://127.0.0.1:7420, \
+                           instead of the store [env: FLOWGATE_SERVER]";
+
+const TOKEN_HELP: &str = "The token to show that instance [env: FLOWGATE_TOKEN]";
+
 /// Runs flows: graphs of steps that subscribe to events and emit events.
 #[derive(Debug, Parser)]
 #[command(name = "flowgate", after_help = AFTER_HELP, disable_help_subcommand = true)]
@@ -66,6 +75,10 @@ struct Cli {
 struct Global {
     #[arg(long, global = true, value_name = "URL", help = STORE_HELP)]
     store: Option<String>,
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "store", help = SERVER_HELP)]
+    server: Option<String>,
+    #[arg(long, global = true, value_name = "TOKEN", help = TOKEN_HELP)]
+    token: Option<String>,
     /// Print data as JSON
     #[arg(long, global = true)]
     json: bool,
@@ -89,12 +102,19 @@ struct Global {
 /// The verbs, in the order of the help.
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show flowgate at work, on a store that goes away with it
+    Demo(demo::Args),
+    /// Be the process that does the work of a demo
+    #[command(hide = true)]
+    DemoInstance(demo::instance::Args),
     /// Run a flow once, here, until it ends
     Run(run::Args),
     /// Serve the flows of a folder: run, watch and resume them
     Dev(dev::Args),
     /// Execute runs in a process that stays
     Worker(worker::Args),
+    /// Serve the API and the dashboard of a store, and execute nothing
+    Serve(serve::Args),
     /// Look at flows: list, show, validate, graph, diff, schema
     Flows(flows::Args),
     /// Start, watch and steer runs
@@ -125,6 +145,10 @@ enum Command {
     CrashWorker(crash_test::worker::Args),
     /// Show the settings and where they come from
     Config(config::Args),
+    /// Make tokens for the API
+    Tokens(tokens::Args),
+    /// Print the `OpenAPI` description of the API
+    Openapi(openapi::Args),
     /// Print completions for a shell
     Completions(completions::Args),
 }
@@ -160,7 +184,24 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn dispatch(app: App, command: Command) -> Outcome {
+    let is_here = matches!(
+        command,
+        Command::Run(_)
+            | Command::Dev(_)
+            | Command::Worker(_)
+            | Command::Serve(_)
+            | Command::Store(_)
+            | Command::Bench(_)
+    );
+    if is_here && matches!(app.config.origin_of("server"), Origin::Flag(_)) {
+        let message = "this verb does its work here, and asks no other instance";
+        return Err(Failure::usage("server_unsupported", message)
+            .help("leave out --server; `flowgate runs start` asks another instance")
+            .path("--server"));
+    }
     match command {
+        Command::Demo(args) => block_on(demo::run(app, args)),
+        Command::DemoInstance(args) => block_on(demo::instance::run(app, args)),
         Command::Run(args) => block_on(run::run(app, args)),
         Command::Dev(args) => block_on(dev::run(app, args)),
         Command::Worker(args) => block_on(worker::run(app, args)),
@@ -177,7 +218,10 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Bench(args) => block_on(bench::run(app, args)),
         Command::CrashTest(args) => block_on(crash_test::run(app, args)),
         Command::CrashWorker(args) => block_on(crash_test::worker::run(app, args)),
+        Command::Serve(args) => block_on(serve::run(app, args)),
         Command::Config(args) => config::run(&app, &args),
+        Command::Tokens(args) => tokens::run(&app, &args),
+        Command::Openapi(args) => openapi::run(&app, &args),
         Command::Completions(args) => completions::run(&app, &args),
     }
 }
@@ -202,6 +246,10 @@ impl Global {
         if let Some(store) = &self.store {
             values.push(("store".to_owned(), store.clone(), "--store"));
         }
+        let asked = [("server", &self.server, "--server"), ("token", &self.token, "--token")];
+        for (key, value, flag) in asked {
+            values.extend(value.clone().map(|value| (key.to_owned(), value, flag)));
+        }
         let level = match (self.quiet, self.verbose) {
             (true, _) => Some("error"),
             (false, 0) => None,
@@ -215,6 +263,14 @@ impl Global {
             |n: Option<usize>| n.map(|n| ("concurrency", n.to_string(), "--concurrency"));
         let own: Vec<_> = match command {
             Command::Run(args) => concurrency(args.concurrency).into_iter().collect(),
+            Command::Demo(args) => {
+                let listen = args.listen.clone().map(|address| ("listen", address, "--listen"));
+                listen.into_iter().collect()
+            }
+            Command::Serve(args) => {
+                let listen = args.listen.clone().map(|address| ("listen", address, "--listen"));
+                listen.into_iter().collect()
+            }
             Command::Dev(args) => {
                 let listen = args.listen.clone().map(|address| ("listen", address, "--listen"));
                 concurrency(args.concurrency).into_iter().chain(listen).collect()
@@ -223,7 +279,8 @@ impl Global {
                 let worker::Verb::Start(args) = &args.verb;
                 args.settings()
             }
-            Command::Flows(_)
+            Command::DemoInstance(_)
+            | Command::Flows(_)
             | Command::Runs(_)
             | Command::Schedules(_)
             | Command::Why(_)
@@ -237,6 +294,8 @@ impl Global {
             | Command::CrashTest(_)
             | Command::CrashWorker(_)
             | Command::Config(_)
+            | Command::Tokens(_)
+            | Command::Openapi(_)
             | Command::Completions(_) => Vec::new(),
         };
         values.extend(own.into_iter().map(|(key, value, flag)| (key.to_owned(), value, flag)));

@@ -3,6 +3,7 @@
 //! Every setting has one key, one variable and one default, all in [`KEYS`]. A value is kept as
 //! text with where it came from until it is read, so that an error can name its place.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,17 +11,22 @@ use std::time::Duration;
 
 use flowgate_core::flow::Span;
 use flowgate_core::ids::is_identifier;
-use flowgate_engine::DegradationConfig;
+use flowgate_engine::{DegradationConfig, PrivateTargets, Secrets};
+use flowgate_server::webhooks::Webhooks;
 use flowgate_store::url::{StoreUrlError, masked};
 use flowgate_store::{Queues, Retention, StoreUrl};
+use flowgate_traces::Endpoint;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::failure::Failure;
 use flowgate_core::flow::nearest;
 
+pub(crate) mod api;
 mod file;
+mod guard;
 pub(crate) mod sinks;
 mod strain;
+pub(crate) mod webhooks;
 mod worker;
 
 pub(crate) use worker::{Listen, Role};
@@ -49,7 +55,7 @@ const fn key(
 }
 
 /// Every setting there is.
-pub(crate) const KEYS: [Key; 22] = [
+pub(crate) const KEYS: [Key; 33] = [
     key("store", "FLOWGATE_STORE", "sqlite:.flowgate/flowgate.db", "where runs live"),
     key(
         "store.allow_volatile",
@@ -57,6 +63,8 @@ pub(crate) const KEYS: [Key; 22] = [
         "false",
         "true: use a Redis that may lose what it acknowledged",
     ),
+    key("server", "FLOWGATE_SERVER", "", "an instance to ask instead of the store, by its URL"),
+    key("token", "FLOWGATE_TOKEN", "", "what to show that instance"),
     key("concurrency", "FLOWGATE_CONCURRENCY", "256", "attempts at the same time"),
     key("lease", "FLOWGATE_LEASE", "30s", "how long a job stays with an instance unheard of"),
     key(
@@ -73,7 +81,16 @@ pub(crate) const KEYS: [Key; 22] = [
     key("queues", "FLOWGATE_QUEUES", "*", "queues to serve; `*` is all of them"),
     key("role", "FLOWGATE_ROLE", "all", "of a worker: all, job-worker, cron-worker or auto"),
     key("pool", "FLOWGATE_POOL", "", "a label that is listed with the instance"),
-    key("listen", "FLOWGATE_LISTEN", "127.0.0.1:7420", "health and metrics of a worker; or off"),
+    key("listen", "FLOWGATE_LISTEN", "127.0.0.1:7420", "where the API is; or off"),
+    key("api", "FLOWGATE_API", "on", "on; off: only health and metrics are served"),
+    key(
+        "api.hosts",
+        "FLOWGATE_API_HOSTS",
+        "",
+        "names by which the API may be called; empty: see docs/guide/api.md",
+    ),
+    key("tls.cert", "FLOWGATE_TLS_CERT", "", "a PEM file with the certificates of the API"),
+    key("tls.key", "FLOWGATE_TLS_KEY", "", "a PEM file with its private key"),
     key(
         "summary_interval",
         "FLOWGATE_SUMMARY_INTERVAL",
@@ -122,7 +139,36 @@ pub(crate) const KEYS: [Key; 22] = [
         "pause",
         "schedules of a critical leader: pause or run",
     ),
+    key(
+        "http.allow_private",
+        "FLOWGATE_HTTP_ALLOW_PRIVATE",
+        "",
+        "networks and hosts that are not public and that steps may reach; or true",
+    ),
+    key(
+        "process.allow",
+        "FLOWGATE_PROCESS_ALLOW",
+        "",
+        "absolute paths of the programs that steps may start; empty: any",
+    ),
+    key(
+        "api.allow_process",
+        "FLOWGATE_API_ALLOW_PROCESS",
+        "false",
+        "true: flows that come over the API may start programs",
+    ),
+    key("secrets.folder", "FLOWGATE_SECRETS_FOLDER", "", "a folder with a file for each secret"),
+    key(
+        "otlp.endpoint",
+        "FLOWGATE_OTLP_ENDPOINT",
+        "off",
+        "the collector that gets spans, such as http://127.0.0.1:4318; or off",
+    ),
 ];
+
+/// Variables that others know by another name: that one counts where ours is not set.
+const STANDARD_VARIABLES: [(&str, &str); 1] =
+    [("FLOWGATE_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")];
 
 /// Variables that a process step finds in its environment; they are no settings.
 const STEP_VARIABLES: [&str; 6] = [
@@ -141,6 +187,9 @@ const SERVICE_VARIABLES: [&str; 2] = ["FLOWGATE_PORT", "FLOWGATE_SERVICE_"];
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) store: StoreUrl,
+    /// The instance that verbs ask, if they ask one.
+    pub(crate) server: Option<String>,
+    pub(crate) token: Option<String>,
     pub(crate) concurrency: usize,
     pub(crate) lease: Duration,
     pub(crate) leader_lease: Duration,
@@ -152,13 +201,32 @@ pub(crate) struct Config {
     pub(crate) role: Role,
     pub(crate) pool: Option<Arc<str>>,
     pub(crate) listen: Listen,
+    /// Whether more than health and metrics is served.
+    pub(crate) api: bool,
+    /// Names by which the API may be called.
+    pub(crate) api_hosts: Vec<String>,
+    /// Certificates and private key of the API, if it is encrypted.
+    pub(crate) tls: Option<api::TlsFiles>,
     /// None if there are no lines of figures.
     pub(crate) summary_interval: Option<Duration>,
     pub(crate) degradation: DegradationConfig,
+    pub(crate) http_allow_private: PrivateTargets,
+    /// Empty if any program may be started.
+    pub(crate) process_allow: Arc<[String]>,
+    pub(crate) api_allow_process: bool,
+    pub(crate) secrets: Secrets,
+    /// The collector that gets spans, if there is one.
+    pub(crate) otlp_endpoint: Option<Endpoint>,
     /// Every setting as it was written, in the order of [`KEYS`].
     pub(crate) settings: Vec<Setting>,
     /// The subscribers that the file asks for.
     pub(crate) sinks: Vec<sinks::Sink>,
+    /// The webhooks that the file asks for.
+    pub(crate) hooks: Vec<webhooks::Hook>,
+    /// They, as they are served.
+    pub(crate) webhooks: Webhooks,
+    /// Who may call the API.
+    pub(crate) tokens: Vec<api::Token>,
 }
 
 /// When a commit counts as written.
@@ -182,6 +250,9 @@ pub(crate) struct Setting {
 impl Setting {
     /// The value as anybody may see it.
     pub(crate) fn shown(&self) -> String {
+        if self.key == "token" && !self.value.is_empty() {
+            return "***".to_owned();
+        }
         masked(&self.value)
     }
 }
@@ -222,12 +293,19 @@ impl Config {
         let read = |name: &'static str| std::env::var(name).ok();
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         check_variables(names)?;
+        let texts = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
         let file = match &flags.file {
             Some(path) => Some(file::read(path)?),
             None if Path::new(FILE).exists() => Some(file::read(Path::new(FILE))?),
             None => None,
         };
-        Self::layered(flags, read, &file.unwrap_or_default())
+        let config = Self::layered(flags, read, &file.unwrap_or_default())?;
+        #[expect(clippy::disallowed_methods, reason = "this is the place that reads variables")]
+        let webhooks = webhooks::resolve(&config.hooks, |name| std::env::var(name).ok())?;
+        let secrets = config.secrets.with(guard::secrets(texts));
+        Ok(Self { secrets, webhooks, ..config })
     }
 
     /// Where the value of a setting came from.
@@ -250,8 +328,8 @@ impl Config {
                 let flag = flags.values.iter().rev().find(|(name, ..)| name == key.name);
                 let (value, origin) = if let Some((_, value, flag)) = flag {
                     (value.clone(), Origin::Flag(flag))
-                } else if let Some(value) = variable(key.variable) {
-                    (value, Origin::Variable(key.variable))
+                } else if let Some((value, name)) = of_variable(key, &variable) {
+                    (value, Origin::Variable(name))
                 } else if let Some((value, origin)) = file.settings.get(key.name) {
                     (value.clone(), origin.clone())
                 } else {
@@ -260,7 +338,8 @@ impl Config {
                 Setting { key: key.name, value, origin }
             })
             .collect();
-        Ok(Self { sinks: file.sinks.clone(), ..Self::read(settings)? })
+        let (sinks, hooks, tokens) = (file.sinks.clone(), file.hooks.clone(), file.tokens.clone());
+        Ok(Self { sinks, hooks, tokens, ..Self::read(settings)? })
     }
 
     fn read(settings: Vec<Setting>) -> Result<Self, Failure> {
@@ -279,6 +358,8 @@ impl Config {
         }
         Ok(Self {
             store,
+            server: read(get("server"), parse_server)?,
+            token: read(get("token"), parse_token)?,
             concurrency: read(get("concurrency"), parse_concurrency)?,
             lease: read(get("lease"), parse_lease)?,
             leader_lease: read(get("leader.lease"), parse_lease)?,
@@ -290,6 +371,9 @@ impl Config {
             role: read(get("role"), worker::parse_role)?,
             pool: read(get("pool"), worker::parse_pool)?,
             listen: read(get("listen"), worker::parse_listen)?,
+            api: read(get("api"), api::parse_switch)?,
+            api_hosts: read(get("api.hosts"), api::parse_hosts)?,
+            tls: api::tls(get("tls.cert"), get("tls.key"))?,
             summary_interval: Some(span("summary_interval")?).filter(|span| !span.is_zero()),
             degradation: DegradationConfig {
                 store_latency: read(get("degradation.store_latency"), strain::spans)?,
@@ -300,10 +384,39 @@ impl Config {
                 queue_age: read(get("degradation.queue_age"), strain::spans)?,
                 pauses_schedules: read(get("degradation.schedules"), strain::pauses)?,
             },
+            http_allow_private: read(get("http.allow_private"), guard::parse_private)?,
+            process_allow: read(get("process.allow"), guard::parse_programs)?,
+            api_allow_process: read(get("api.allow_process"), parse_flag)?,
+            secrets: Secrets::new(
+                BTreeMap::new(),
+                read(get("secrets.folder"), guard::parse_folder)?,
+            ),
+            otlp_endpoint: read(get("otlp.endpoint"), worker::parse_endpoint)?,
             settings,
             sinks: Vec::new(),
+            hooks: Vec::new(),
+            webhooks: Webhooks::new(),
+            tokens: Vec::new(),
         })
     }
+}
+
+/// The variables of this process that set something, but for those about what it says and exports:
+/// what a process must not inherit that is to have settings of its own.
+pub(crate) fn variables_to_hide() -> impl Iterator<Item = String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let is_kept = |name: &str| matches!(name, "FLOWGATE_LOG" | "FLOWGATE_OTLP_ENDPOINT");
+    names.filter(move |name| name.starts_with("FLOWGATE_") && !is_kept(name))
+}
+
+/// What the environment says of a setting, and the variable that does.
+fn of_variable(
+    key: &Key,
+    read: impl Fn(&'static str) -> Option<String>,
+) -> Option<(String, &'static str)> {
+    let standard = STANDARD_VARIABLES.iter().filter(|(ours, _)| *ours == key.variable);
+    let mut names = std::iter::once(key.variable).chain(standard.map(|(_, name)| *name));
+    names.find_map(|name| Some((read(name)?, name)))
 }
 
 /// What is wrong with a value, and what to write instead.
@@ -318,6 +431,31 @@ fn read<T>(setting: &Setting, parse: fn(&str) -> Result<T, Wrong>) -> Result<T, 
 
 pub(crate) fn parse_store(text: &str) -> Result<StoreUrl, Wrong> {
     text.parse().map_err(|error: StoreUrlError| (error.to_string(), error.help))
+}
+
+fn parse_server(text: &str) -> Result<Option<String>, Wrong> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let authority = rest.map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    let is_plain = |authority: &str| {
+        !authority.is_empty() && !authority.contains(['/', '?', '#', '@', ' ', '\\'])
+    };
+    if authority.is_some_and(is_plain) {
+        Ok(Some(text.trim_end_matches('/').to_owned()))
+    } else {
+        let help = "write its scheme, name and port, such as `http://127.0.0.1:7420`";
+        Err((format!("`{}` is not the address of an instance", masked(text)), help.to_owned()))
+    }
+}
+
+fn parse_token(text: &str) -> Result<Option<String>, Wrong> {
+    if text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(Some(text.to_owned()).filter(|token| !token.is_empty()));
+    }
+    let help = "write it as `flowgate tokens new` printed it".to_owned();
+    Err(("it has characters that no token has".to_owned(), help))
 }
 
 fn parse_flag(text: &str) -> Result<bool, Wrong> {
@@ -394,7 +532,8 @@ fn check_variables(names: impl Iterator<Item = String>) -> Result<(), Failure> {
     for name in names.filter(|name| name.starts_with("FLOWGATE_")) {
         let is_ours = KEYS.iter().any(|key| key.variable == name);
         let is_of_service = SERVICE_VARIABLES.iter().any(|start| name.starts_with(start));
-        if is_ours || is_of_service || STEP_VARIABLES.contains(&name.as_str()) {
+        let is_secret = guard::secret_of_variable(&name).is_some();
+        if is_ours || is_of_service || is_secret || STEP_VARIABLES.contains(&name.as_str()) {
             continue;
         }
         let tail = &name["FLOWGATE_".len()..];

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
+use flowgate_server::ApiError;
 use flowgate_store::{StoreError, StoreUrl};
 use serde_json::json;
 
@@ -34,16 +35,6 @@ pub(crate) enum Exit {
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
         Self::from(exit as u8)
-    }
-}
-
-impl Exit {
-    /// The exit that a number from another process stands for.
-    pub(crate) fn from_number(number: u64) -> Self {
-        [Self::RunFailed, Self::Usage, Self::Store, Self::NotFound]
-            .into_iter()
-            .find(|exit| *exit as u64 == number)
-            .unwrap_or(Self::Refused)
     }
 }
 
@@ -131,6 +122,20 @@ impl Failure {
         json!({ "error": {
             "code": self.code, "message": self.cause(), "path": self.path, "help": self.help,
         }})
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let exit = match error.status.as_u16() {
+            404 => Exit::NotFound,
+            401 | 403 | 409 | 429 => Exit::Refused,
+            400..=499 => Exit::Usage,
+            503 if error.code == "overloaded" => Exit::Refused,
+            _ => Exit::Store,
+        };
+        let ApiError { code, message, path, help, .. } = error;
+        Self { path, help, ..Self::new(exit, &code, message) }
     }
 }
 

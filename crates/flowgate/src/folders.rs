@@ -111,7 +111,8 @@ impl Folders {
         if let Some(path) = paths.iter().find(|path| !path.is_dir()) {
             let folder = path.display().to_string();
             let message = format!("there is no folder {folder}");
-            return Err(Failure::not_found("folder_not_found", message).path(folder));
+            let help = "name a folder that holds flow files";
+            return Err(Failure::not_found("folder_not_found", message).help(help).path(folder));
         }
         Ok(Self { paths, is_greeted: false, known: HashMap::new(), fresh: Vec::new() })
     }

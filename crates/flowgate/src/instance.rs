@@ -4,33 +4,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::commit::Due;
+use async_trait::async_trait;
+use axum::Router;
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{Action, Flow};
-use flowgate_core::ids::RunId;
-use flowgate_core::payload::Payload;
-use flowgate_core::run::Run;
+use flowgate_core::ids::{InstanceId, RunId};
 use flowgate_core::view::Brief;
 use flowgate_engine::{
-    Applied, Engine, EngineConfig, EngineError, ProcessConfig, SchedulerConfig, StartRequest,
-    Workers,
+    Applied, Engine, EngineConfig, EngineError, HttpConfig, ProcessConfig, SchedulerConfig, Workers,
 };
 use flowgate_store::{Queues, Retention, Store, StoreUrl};
+use flowgate_traces::Traces;
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::cmd::{App, schedules};
+use crate::cmd::App;
 use crate::config::{Origin, Role};
-use crate::control::{
-    Reply, Request, RunReply, ScheduleChange, Serve, Socket, StartAt, StartOptions,
-};
+use crate::control::Socket;
 use crate::failure::{Exit, Failure};
 use crate::flow_files::LoadedFlow;
-use crate::lookup;
-use crate::steering;
 use crate::stores::{self, OwnStore};
 use crate::subscribers;
+
+use flowgate_server::{Host, HostOptions, Process};
 
 const SWEEP_MIN: Duration = Duration::from_secs(1);
 const SWEEP_MAX: Duration = Duration::from_mins(1);
@@ -44,6 +41,8 @@ pub(crate) enum Work {
     Everything,
     /// The queues that the settings name, in this role, until it is told to stop.
     As(Role),
+    /// Nothing, for as long as it is there: it serves the API.
+    Serve,
     /// Nothing: it only writes down what it is asked.
     Nothing,
 }
@@ -53,66 +52,42 @@ pub(crate) enum Work {
 pub(crate) struct Instance {
     engine: Engine,
     own: OwnStore,
+    store_url: StoreUrl,
     stop: CancellationToken,
     socket: tokio::sync::Mutex<JoinSet<()>>,
+    traces: tokio::sync::Mutex<Option<Traces>>,
 }
 
 impl Instance {
     /// Opens the store and begins to work. Where it owns the store, other processes can ask it for
     /// something from now on.
     pub(crate) async fn open(app: &App, work: Work) -> Result<Arc<Self>, Failure> {
+        Self::open_with(app, work, Workers::new()).await
+    }
+
+    /// The same, with handlers of this program.
+    pub(crate) async fn open_with(
+        app: &App,
+        work: Work,
+        workers: Workers,
+    ) -> Result<Arc<Self>, Failure> {
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
-        let defaults = EngineConfig::new(instance_id);
-        let (shutdown_grace, kill_grace) = match work {
-            Work::As(_) => share_grace(app.config.shutdown_grace, defaults.process.kill_grace),
-            Work::Everything | Work::Nothing => {
-                (app.config.shutdown_grace, defaults.process.kill_grace)
-            }
-        };
-        // Programs have a bound of their own, which yields to what the user says.
-        let is_said = app.config.origin_of("concurrency") != &Origin::Default;
-        let running_max =
-            if is_said { app.config.concurrency } else { defaults.process.running_max };
-        let config = EngineConfig {
-            process: ProcessConfig { running_max, kill_grace, ..defaults.process },
-            role: match work {
-                Work::Everything => Some(Role::All.as_str().into()),
-                Work::As(role) => Some(role.as_str().into()),
-                Work::Nothing => None,
-            },
-            pool: app.config.pool.clone(),
-            degradation: app.config.degradation.clone(),
-            queues: match work {
-                Work::Everything | Work::As(_) => app.config.queues.clone(),
-                Work::Nothing => Queues::Only(Vec::new()),
-            },
-            slots: app.config.concurrency,
-            lease: app.config.lease,
-            shutdown_grace,
-            retention: app.config.retention,
-            retention_interval: sweep_interval(&app.config.retention),
-            schedules: match work {
-                Work::Everything | Work::As(Role::All | Role::CronWorker | Role::Auto) => {
-                    Some(SchedulerConfig::with_lease(app.config.leader_lease))
-                }
-                Work::As(Role::JobWorker) | Work::Nothing => None,
-            },
-            ..defaults
-        };
-        let engine =
-            Engine::start(Arc::clone(&own.store), Workers::new(), config).map_err(|error| {
-                Failure::usage("config_invalid", "the settings cannot work").source(error)
-            })?;
+        let config = engine_config(app, work, instance_id);
+        let engine = Engine::start(Arc::clone(&own.store), workers, config).map_err(|error| {
+            Failure::usage("config_invalid", "the settings cannot work").source(error)
+        })?;
+        let traces = tokio::sync::Mutex::new(export_spans(app, &engine)?);
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
-        let instance = Arc::new(Self { engine, own, stop, socket });
+        let store_url = app.config.store.clone();
+        let instance = Arc::new(Self { engine, own, store_url, stop, socket, traces });
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work != Work::Nothing
         {
             match Socket::bind(&stores::canonical(path)) {
                 Ok(socket) => {
-                    let serving = socket.serve(Arc::clone(&instance), instance.stop.clone());
+                    let serving = socket.serve(instance.router(), instance.stop.clone());
                     instance.socket.lock().await.spawn(serving);
                 }
                 Err(error) => app.output.warning(format_args!(
@@ -168,77 +143,12 @@ impl Instance {
         all.await.into_iter().collect()
     }
 
-    /// Starts a run of the active revision of `flow`.
-    pub(crate) async fn start_run(
-        &self,
-        flow: &str,
-        input: Payload,
-        options: &StartOptions,
-    ) -> Result<RunReply, Failure> {
-        let StartOptions { key, tags, singleton, priority, due } = options;
-        let request = StartRequest {
-            key: key.as_deref().map(Into::into),
-            tags: tags.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
-            singleton: singleton.as_deref().map(Into::into),
-            priority: *priority,
-            due: match due {
-                None => Due::Now,
-                Some(StartAt::AfterMs(ms)) => Due::After(Duration::from_millis(*ms)),
-                Some(StartAt::At(at)) => Due::At(*at),
-            },
-            ..StartRequest::new(input)
-        };
-        match self.engine.start_run(flow, request).await {
-            Ok(started) => {
-                let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                Ok(reply(&run, started.existing))
-            }
-            Err(EngineError::NoFlow(name)) => Err(lookup::no_flow(self.store(), &name).await?),
-            Err(error) => Err(failure(error)),
-        }
-    }
-
-    /// Changes a schedule; what there is to say about it.
-    async fn change_schedule(
-        &self,
-        name: &str,
-        change: ScheduleChange,
-    ) -> Result<serde_json::Value, Failure> {
-        let engine = &self.engine;
-        let changed = match change {
-            ScheduleChange::Add { spec, replaces } => {
-                engine.add_schedule(name, *spec, replaces).await
-            }
-            ScheduleChange::Pause => engine.pause_schedule(name, true).await,
-            ScheduleChange::Resume => engine.pause_schedule(name, false).await,
-            ScheduleChange::Remove => engine.remove_schedule(name).await,
-            ScheduleChange::Backfill { from, to } => {
-                return match engine.backfill_schedule(name, (from, to)).await {
-                    Ok(rows) => Ok(rows.iter().map(schedules::row).collect()),
-                    Err(error) => Err(self.schedule_failure(error).await),
-                };
-            }
-            ScheduleChange::Trigger => {
-                return match engine.trigger_schedule(name).await {
-                    Ok(row) => Ok(schedules::row(&row)),
-                    Err(error) => Err(self.schedule_failure(error).await),
-                };
-            }
-        };
-        match changed {
-            Ok(named) => Ok(schedules::item(&named, self.store().now().await?)),
-            Err(error) => Err(self.schedule_failure(error).await),
-        }
-    }
-
-    async fn schedule_failure(&self, error: EngineError) -> Failure {
-        if let EngineError::NoSchedule(name) = &error {
-            return schedules::unknown(self.store(), name).await.unwrap_or_else(|failed| failed);
-        }
-        if let EngineError::NoFlow(name) = &error {
-            return lookup::no_flow(self.store(), name).await.unwrap_or_else(|failed| failed);
-        }
-        failure(error)
+    /// The API of this instance, for its own process and for whoever may open its socket.
+    pub(crate) fn router(self: &Arc<Self>) -> Router {
+        let process = Arc::new(self.engine.clone());
+        let store_url = Some(self.store_url.clone());
+        let options = HostOptions { store_url, ..HostOptions::default() };
+        flowgate_server::router_within(&Host::new(process, options))
     }
 
     /// What is committed through this instance from now on.
@@ -250,10 +160,74 @@ impl Instance {
     pub(crate) async fn shutdown(&self) {
         self.stop.cancel();
         self.engine.shutdown().await;
+        if let Some(traces) = self.traces.lock().await.take() {
+            traces.finish().await;
+        }
         let mut socket = self.socket.lock().await;
         while socket.join_next().await.is_some() {}
         self.own.close().await;
     }
+}
+
+/// How the engine of an instance works, by the settings.
+fn engine_config(app: &App, work: Work, instance_id: InstanceId) -> EngineConfig {
+    let defaults = EngineConfig::new(instance_id);
+    let (shutdown_grace, kill_grace) = match work {
+        Work::As(_) => share_grace(app.config.shutdown_grace, defaults.process.kill_grace),
+        Work::Everything | Work::Serve | Work::Nothing => {
+            (app.config.shutdown_grace, defaults.process.kill_grace)
+        }
+    };
+    // Programs have a bound of their own, which yields to what the user says.
+    let is_said = app.config.origin_of("concurrency") != &Origin::Default;
+    let running_max = if is_said { app.config.concurrency } else { defaults.process.running_max };
+    EngineConfig {
+        process: ProcessConfig {
+            running_max,
+            kill_grace,
+            allowed: Arc::clone(&app.config.process_allow),
+            without_folder: app.config.api_allow_process,
+            ..defaults.process
+        },
+        http: HttpConfig { allow_private: app.config.http_allow_private.clone(), ..defaults.http },
+        secrets: app.config.secrets.clone(),
+        role: match work {
+            Work::Everything => Some(Role::All.as_str().into()),
+            Work::As(role) => Some(role.as_str().into()),
+            Work::Serve => Some("serve".into()),
+            Work::Nothing => None,
+        },
+        pool: app.config.pool.clone(),
+        degradation: app.config.degradation.clone(),
+        queues: match work {
+            Work::Everything | Work::As(_) => app.config.queues.clone(),
+            Work::Serve | Work::Nothing => Queues::Only(Vec::new()),
+        },
+        slots: app.config.concurrency,
+        lease: app.config.lease,
+        shutdown_grace,
+        retention: app.config.retention,
+        retention_interval: sweep_interval(&app.config.retention),
+        schedules: match work {
+            Work::Everything | Work::As(Role::All | Role::CronWorker | Role::Auto) => {
+                Some(SchedulerConfig::with_lease(app.config.leader_lease))
+            }
+            Work::As(Role::JobWorker) | Work::Serve | Work::Nothing => None,
+        },
+        is_traced: app.config.otlp_endpoint.is_some(),
+        ..defaults
+    }
+}
+
+/// Begins to export spans, if the settings name a collector.
+fn export_spans(app: &App, engine: &Engine) -> Result<Option<Traces>, Failure> {
+    let traces = app.config.otlp_endpoint.as_ref().map(|at| Traces::start(engine, at));
+    traces.transpose().map_err(|error| {
+        Failure::usage("config_invalid", "spans cannot be exported")
+            .source(error)
+            .help("check `otlp.endpoint`, or set it to off")
+            .path("otlp.endpoint")
+    })
 }
 
 /// Of the time that a worker has to stop, how long attempts have to end, and programs to be killed.
@@ -269,42 +243,39 @@ fn sweep_interval(retention: &Retention) -> Duration {
     retention.events.min(retention.runs).clamp(SWEEP_MIN, SWEEP_MAX)
 }
 
-fn reply(run: &Run, existed: bool) -> RunReply {
-    RunReply { run_id: run.run_id, flow: Arc::clone(&run.flow), status: run.status, existed }
+/// A store that was opened to read, as the API sees it.
+#[derive(Debug)]
+struct Reading(Arc<dyn Store>);
+
+#[async_trait]
+impl Process for Reading {
+    fn engine(&self) -> Result<Engine, String> {
+        Err("the store was opened for reading only".to_owned())
+    }
+
+    fn store(&self) -> Result<Arc<dyn Store>, String> {
+        Ok(Arc::clone(&self.0))
+    }
+
+    fn unhealthy(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn unready(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    async fn metrics(&self) -> Option<String> {
+        None
+    }
 }
 
-impl Serve for Instance {
-    async fn serve(&self, request: Request) -> Result<Reply, Failure> {
-        match request {
-            Request::Start { flow, input, options } => {
-                self.start_run(&flow, input, &options).await.map(Reply::Run)
-            }
-            Request::Signal { run_id, signal, data } => {
-                let run = self.engine.signal(run_id, &signal, data).await.map_err(failure)?;
-                Ok(Reply::Run(reply(&run, false)))
-            }
-            Request::Cancel { run_id, reason } => {
-                let run = self.engine.cancel(run_id, reason.as_deref()).await.map_err(failure)?;
-                Ok(Reply::Run(reply(&run, false)))
-            }
-            Request::Retry { run_id, from } => {
-                let started = self.engine.retry(run_id, from.as_deref()).await.map_err(failure)?;
-                let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                Ok(Reply::Run(reply(&run, false)))
-            }
-            Request::Schedule { name, change } => {
-                self.change_schedule(&name, change).await.map(Reply::Value)
-            }
-            Request::RetryDead { run_id } => {
-                let started = self.engine.retry_dead_letter(run_id).await.map_err(failure)?;
-                let run = lookup::run(self.store(), started.run_id).await?.row.run;
-                Ok(Reply::Run(reply(&run, started.existing)))
-            }
-            Request::Steer(steer) => {
-                steering::carry_out(self.store(), steer).await.map(Reply::Value)
-            }
-        }
-    }
+/// The API on a store that was opened to read.
+pub(crate) fn reading_router(app: &App, store: Arc<dyn Store>) -> Router {
+    let process = Arc::new(Reading(store));
+    let store_url = Some(app.config.store.clone());
+    let options = HostOptions { store_url, ..HostOptions::default() };
+    flowgate_server::router_within(&Host::new(process, options))
 }
 
 /// Commits as they are applied.
@@ -401,13 +372,13 @@ fn rejected(rejection: &Rejection) -> Failure {
     }
 }
 
-/// Warns of steps that no process of this program can execute.
+/// Warns of steps that this program cannot execute by itself.
 pub(crate) fn warn_of_workers(app: &App, flow: &Flow) {
     for step in &flow.steps {
         if let Action::Worker(worker) = &step.action {
             app.output.warning(format_args!(
-                "step `{}` of flow `{}` calls the worker `{worker}`, which only a program that \
-                 embeds flowgate has; a run that gets there fails",
+                "step `{}` of flow `{}` calls the worker `{worker}`; a run that gets there waits \
+                 until one claims it: a remote worker, or a program that embeds flowgate",
                 step.name, flow.name
             ));
         }

@@ -54,7 +54,7 @@ pub use flowgate_core::time::Timestamp;
 pub use flowgate_engine::subscriber;
 pub use flowgate_engine::{
     Applied, ConfigError, ContextError, Engine, EngineConfig, EngineError, FlowRef, HandlerError,
-    StartRequest, Started, StepContext, Stop, Workers, instance_id,
+    StartDebounce, StartRequest, Started, StepContext, Stop, Workers, instance_id,
 };
 pub use flowgate_store::{
     LogLevel, MemoryStore, Queues, Retention, RunDetail, RunQuery, RunRow, SqliteOptions,

@@ -1,4 +1,4 @@
-//! What others see of this process: health, readiness and metrics over HTTP.
+//! What others see of this process over HTTP: the API, the dashboard, health and metrics.
 //!
 //! It has a thread of its own: steps that block every thread of the runtime neither make a probe
 //! fail, nor a watchdog, as long as their leases are renewed. It is there before the store is, so
@@ -9,8 +9,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use flowgate_core::view::Brief;
 use flowgate_engine::{Engine, Health};
+use flowgate_server::auth::Tokens;
+use flowgate_server::tls::{TlsAcceptor, TlsError};
+use flowgate_server::{Host, HostOptions, Limits, Listener, Process};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +25,6 @@ use crate::failure::{Exit, Failure};
 use crate::systemd;
 
 mod exposition;
-mod http;
 mod queues;
 
 /// Serves until it is dropped.
@@ -29,6 +32,7 @@ mod queues;
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
     address: Option<SocketAddr>,
+    is_encrypted: bool,
     end: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }
@@ -68,42 +72,51 @@ impl Monitor {
             return Ok(None);
         }
         let address = listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
-            tracing::info!(%address, "health and metrics can be read from other machines");
-        }
+        let options = host_options(app, address)?;
+        let listener = match (listener, &app.config.tls) {
+            (Some(listener), Some(files)) => {
+                let acceptor = flowgate_server::tls::acceptor(&files.cert, &files.key);
+                Some((listener, Some(acceptor.map_err(unencrypted)?)))
+            }
+            (listener, _) => listener.map(|listener| (listener, None)),
+        };
         let exposition = listener.is_some().then(Exposition::install).transpose()?;
         let phase = Mutex::new(Phase::Waiting("it is starting".into()));
         let shared = Arc::new(Shared { phase, exposition });
         let end = CancellationToken::new();
-        let (served, ended) = (Arc::clone(&shared), end.clone());
+        let (served, ended, closing) = (Arc::clone(&shared), end.clone(), end.clone());
+        let process: Arc<dyn Process> = Arc::<Shared>::clone(&shared);
+        let host = Host::new(process, options);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| failed("cannot make a runtime for the monitor", error))?;
         let work = async move {
-            let tasks = async {
-                tokio::join!(
-                    async {
-                        if let Some(listener) = listener {
-                            http::serve(listener, Arc::clone(&served)).await;
-                        }
-                    },
-                    feed(watchdog, &served),
-                    upkeep(&served),
-                )
+            let chores = async { tokio::join!(feed(watchdog, &served), upkeep(&served)) };
+            let serving = async {
+                if let Some((listener, acceptor)) = listener {
+                    serve(listener, acceptor, &host, closing).await;
+                }
             };
-            ended.run_until_cancelled(tasks).await;
+            tokio::join!(serving, ended.run_until_cancelled(chores));
         };
         let thread = std::thread::Builder::new()
             .name("flowgate-monitor".to_owned())
             .spawn(move || runtime.block_on(work))
             .map_err(|error| failed("cannot start a thread for the monitor", error))?;
-        Ok(Some(Self { shared, address, end, thread: Some(thread) }))
+        let is_encrypted = app.config.tls.is_some();
+        Ok(Some(Self { shared, address, is_encrypted, end, thread: Some(thread) }))
     }
 
     /// Where it listens, if it does.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// The URL of its dashboard, if it listens.
+    pub(crate) fn url(&self) -> Option<String> {
+        let scheme = if self.is_encrypted { "https" } else { "http" };
+        self.address.map(|address| format!("{scheme}://{address}"))
     }
 
     /// The process waits for its store.
@@ -139,28 +152,39 @@ impl Drop for Monitor {
 }
 
 impl Shared {
-    fn engine(&self) -> Option<Engine> {
+    fn working(&self) -> Option<Engine> {
         match &*self.phase.lock() {
             Phase::Working(engine) | Phase::Stopping(Some(engine)) => Some(engine.clone()),
             Phase::Waiting(_) | Phase::Stopping(None) => None,
         }
     }
+}
 
-    /// Why the process should be ended and started again, if it should.
-    fn unhealthy(&self) -> Option<String> {
-        let engine = match &*self.phase.lock() {
-            Phase::Working(engine) => engine.clone(),
-            Phase::Waiting(_) | Phase::Stopping(_) => return None,
-        };
-        if !engine.is_running() {
-            return Some("the engine has stopped; see the log".to_owned());
+#[async_trait]
+impl Process for Shared {
+    fn engine(&self) -> Result<Engine, String> {
+        match &*self.phase.lock() {
+            Phase::Working(engine) | Phase::Stopping(Some(engine)) => Ok(engine.clone()),
+            Phase::Waiting(reason) => Err(reason.to_string()),
+            Phase::Stopping(None) => Err("it is stopping".to_owned()),
         }
-        let stalled = engine.leases_stalled_for()?;
-        let stalled = Brief(stalled);
-        Some(format!("the thread that renews leases has not been heard of for {stalled}"))
     }
 
-    /// Why the process should get no work, if it should not.
+    fn unhealthy(&self) -> Vec<String> {
+        let engine = match &*self.phase.lock() {
+            Phase::Working(engine) => engine.clone(),
+            Phase::Waiting(_) | Phase::Stopping(_) => return Vec::new(),
+        };
+        if !engine.is_running() {
+            return vec!["the engine has stopped; see the log".to_owned()];
+        }
+        let stalled = engine.leases_stalled_for().map(Brief);
+        let told = stalled.map(|stalled| {
+            format!("the thread that renews leases has not been heard of for {stalled}")
+        });
+        told.into_iter().collect()
+    }
+
     fn unready(&self) -> Vec<String> {
         let engine = match &*self.phase.lock() {
             Phase::Waiting(reason) => return vec![reason.to_string()],
@@ -173,6 +197,11 @@ impl Shared {
             Health::Stopping => Some("it is stopping".to_owned()),
         };
         store.into_iter().chain(self.unhealthy()).collect()
+    }
+
+    async fn metrics(&self) -> Option<String> {
+        let exposition = self.exposition.as_ref()?;
+        Some(exposition.render(self.working().as_ref()).await)
     }
 }
 
@@ -197,13 +226,65 @@ fn failed(message: &str, error: std::io::Error) -> Failure {
     Failure::new(Exit::Store, "monitor_failed", message).source(error)
 }
 
+/// What the settings say about the API. One that other machines reach needs tokens.
+fn host_options(app: &App, address: Option<SocketAddr>) -> Result<HostOptions, Failure> {
+    let config = &app.config;
+    let public = address.filter(|address| !address.ip().is_loopback());
+    if let Some(address) = public
+        && config.api
+        && config.tokens.is_empty()
+    {
+        let message = format!("the API at {address} would be open to everybody who reaches it");
+        return Err(Failure::usage("api_open", message)
+            .help(
+                "make a token with `flowgate tokens new NAME --scope admin`, or serve only health \
+                 and metrics with `--set api=off`, or listen at 127.0.0.1",
+            )
+            .path("listen"));
+    }
+    Ok(HostOptions {
+        tokens: Tokens::new(config.tokens.iter().map(|token| token.entry.clone()).collect()),
+        allowed_hosts: config.api_hosts.clone(),
+        is_public: public.is_some(),
+        is_off: !config.api,
+        store_url: Some(config.store.clone()),
+        webhooks: config.webhooks.clone(),
+    })
+}
+
+fn unencrypted(error: TlsError) -> Failure {
+    Failure::usage("tls_invalid", "the API cannot be encrypted")
+        .source(error)
+        .help("name PEM files with `tls.cert` and `tls.key`")
+        .path("tls")
+}
+
+/// Serves the API, the dashboard, health and metrics until `end`.
+async fn serve(
+    listener: TcpListener,
+    acceptor: Option<TlsAcceptor>,
+    host: &Host,
+    end: CancellationToken,
+) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::error!(%error, "the API cannot be served"),
+    };
+    let router = flowgate_server::router(host);
+    let listener = match acceptor {
+        Some(acceptor) => Listener::Tls(listener, acceptor),
+        None => Listener::Tcp(listener),
+    };
+    flowgate_server::serve(listener, router, Limits::default(), end).await;
+}
+
 /// Says that the process lives, as often as the service manager wants to hear it.
 async fn feed(interval: Option<Duration>, shared: &Shared) {
     let Some(interval) = interval else { return };
     loop {
-        match shared.unhealthy() {
+        match shared.unhealthy().first() {
             None => systemd::alive(),
-            Some(reason) => systemd::status(&reason),
+            Some(reason) => systemd::status(reason),
         }
         tokio::time::sleep(interval / 2).await;
     }

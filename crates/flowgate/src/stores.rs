@@ -5,11 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flowgate_core::ids::InstanceId;
-use flowgate_core::time::Timestamp;
-use flowgate_core::view::Executor;
-use flowgate_store::{
-    InstanceRow, MemoryStore, RunDetail, SqliteOptions, SqliteStore, Store, StoreUrl,
-};
+use flowgate_store::{MemoryStore, SqliteOptions, SqliteStore, Store, StoreUrl};
 
 use crate::cmd::App;
 use crate::config::Synchronous;
@@ -39,7 +35,7 @@ impl OwnStore {
 /// Opens the store for reading, also beside a process that owns it.
 ///
 /// A store that nobody has written to yet is empty, not an error.
-pub(crate) async fn open_to_read(app: &App) -> Result<Arc<dyn Store>, Failure> {
+pub(crate) async fn open_local(app: &App) -> Result<Arc<dyn Store>, Failure> {
     let path = match &app.config.store {
         StoreUrl::Sqlite(path) => path,
         StoreUrl::Memory => return Err(memory_is_private()),
@@ -121,34 +117,4 @@ pub(crate) fn memory_is_private() -> Failure {
 /// The one name of a database, however it was written.
 pub(crate) fn canonical(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_owned())
-}
-
-/// Who executes the jobs of the store: whoever holds its lock, or whoever was heard of.
-pub(crate) async fn executor(
-    app: &App,
-    store: &dyn Store,
-    detail: &RunDetail,
-    now: Timestamp,
-) -> Result<Executor, Failure> {
-    match &app.config.store {
-        StoreUrl::Memory => Ok(Executor::Unknown),
-        StoreUrl::Sqlite(path) => Ok(match SqliteStore::owner_of(path) {
-            Ok(None) => Executor::Nobody,
-            Ok(Some(owner)) => Executor::Known(owner),
-            Err(_) => Executor::Unknown,
-        }),
-        StoreUrl::Redis(_) | StoreUrl::Postgres(_) => {
-            // An instance that is silent may still work: only the end of its lease says that it
-            // does not.
-            let mut leases = detail.jobs.iter().filter_map(|job| job.lease.as_ref());
-            let is_held = leases.any(|lease| lease.expires_at > now);
-            let is_heard = store.list_instances().await?.iter().any(|row| !is_silent(row, now));
-            Ok(if is_held || is_heard { Executor::Unknown } else { Executor::Nobody })
-        }
-    }
-}
-
-/// Whether an instance has not been heard of for longer than it should.
-pub(crate) fn is_silent(row: &InstanceRow, now: Timestamp) -> bool {
-    now.since(row.seen_at).as_millis() > u128::from(row.beat.silent_ms_max)
 }

@@ -7,12 +7,18 @@ use anyhow::{Context, ensure};
 use super::{Checks, read};
 
 /// A file, what is written there, what is written instead, and what a finding says about it.
-const SLIPS: [(&str, &str, &str, &str); 10] = [
+const SLIPS: [(&str, &str, &str, &str); 11] = [
     ("kubernetes/job-workers.yaml", "--concurrency", "--concurency", "--concurency"),
     ("kubernetes/cron-workers.yaml", "--role, cron-worker", "--role, cron-wroker", "cron-wroker"),
     ("kubernetes/job-workers.yaml", "FLOWGATE_LOG", "FLOWGATE_LOUD", "FLOWGATE_LOUD"),
     ("kubernetes/cron-workers.yaml", "path: /readyz", "path: /ready", "at /ready"),
     ("kubernetes/job-workers.yaml", "containerPort: 7420", "containerPort: 7421", "7421"),
+    (
+        "kubernetes/cron-workers.yaml",
+        "FLOWGATE_API, value: \"off\"",
+        "FLOWGATE_API, value: \"on\"",
+        "no tokens",
+    ),
     ("kubernetes/service.yaml", "clusterIP", "clusterIp", "clusterIp"),
     ("compose/redis.yaml", "stop_grace_period", "stop_grace", "stop_grace"),
     ("helm/flowgate/templates/workers.yaml", "- --queues", "- --queue", "--queue"),

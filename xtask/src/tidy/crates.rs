@@ -4,8 +4,14 @@ use super::Finding;
 use super::tree::{TextFile, Tree};
 
 /// Our crates, from the top to the bottom: each may use those after it.
-const DIRECTION: &[&str] =
-    &["flowgate", "flowgate-server", "flowgate-engine", "flowgate-store", "flowgate-core"];
+const DIRECTION: &[&str] = &[
+    "flowgate",
+    "flowgate-server",
+    "flowgate-traces",
+    "flowgate-engine",
+    "flowgate-store",
+    "flowgate-core",
+];
 
 /// What only tests and chores use. It uses none of our crates, and no product is built with it.
 const TESTBED: &str = "flowgate-testbed";

@@ -1,7 +1,7 @@
 //! Schedules are due every second while whoever leads is killed, paused and cut off.
 //!
-//! The driver finds the leader in the store's history of terms, harms it, and waits for the next
-//! term. At the end it compares the due times, which it computes itself, with the ledger, and the
+//! The leader is found in the store's history of terms and harmed, and the next term is waited for.
+//! At the end the scenario compares the due times, which it computes itself, with the ledger, and the
 //! ledger with the runs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,19 +9,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use flowgate_core::flow::Flow;
+use anyhow::Context;
 use flowgate_core::ids::RunId;
 use flowgate_core::schedule::{Fate, Occurrence, Schedule};
 use flowgate_core::time::Timestamp;
-use flowgate_engine::{Engine, EngineConfig, Workers, instance_id, read_ledger};
-use flowgate_store::control::Term;
-use flowgate_store::{Queues, RunCursor, RunQuery, Store};
+use flowgate_engine::{Engine, read_ledger};
+use flowgate_store::{RunCursor, RunQuery, Store};
 use flowgate_testbed::Stopwatch;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use super::{Args, END_WAIT_MAX, LEASE, STOP_WAIT_MAX};
+use super::holder::{self, Harm, Holders};
+use super::{Args, END_WAIT_MAX, LEASE};
 use crate::cluster::{Cluster, Plan};
 use crate::drive::wait_until_ended;
 use crate::{report, server};
@@ -32,8 +31,6 @@ const LEADER_LEASE: Duration = Duration::from_secs(2);
 const FAILOVER_SLACK: Duration = Duration::from_secs(2);
 /// How long a failover may take when the leader stops by itself.
 const HANDOVER_MAX: Duration = Duration::from_secs(1);
-/// How long the next term is waited for at all.
-const TERM_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Clean stops, besides the faults.
 const STOPS: usize = 2;
 
@@ -45,21 +42,6 @@ schedules:
   latest: { cron: \"* * * * * *\", zone: Europe/Berlin, catch_up: latest, overlap: skip }
   skip: { every: 1s, catch_up: skip, overlap: queue_one, jitter: 300ms }
 ";
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Harm {
-    /// SIGKILL.
-    Kill,
-    /// SIGSTOP for longer than the lease.
-    Pause,
-    /// Its connections are closed, and new ones as soon as they are made.
-    Cut,
-    /// Nothing reaches it, and it is not told.
-    Silence,
-    /// It is asked to end.
-    Stop,
-}
 
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
@@ -90,13 +72,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let cluster = Cluster::start(&plan, folder.path())?;
     let store = runtime.block_on(server::open(&cluster.setup.url))?;
-    let client = runtime.block_on(client(&store))?;
+    let client = runtime.block_on(holder::client(&store, FLOW))?;
     let mut outcome =
         Outcome { scenario: "Leader", store: args.store.name(), ..Outcome::default() };
     let watch = Stopwatch::start();
-    let driver = Driver { cluster: &cluster, store: &store, runtime: &runtime };
+    let leaders = Holders { cluster: &cluster, store: &store, runtime: &runtime, term: "leader" };
     for harm in plan_of(args) {
-        let failover = driver.harm(harm)?;
+        let failover = leaders.harm(harm, || Ok(()))?;
         outcome.failovers.push((harm, u64::try_from(failover.as_millis())?));
     }
     std::thread::sleep(Duration::from_secs(args.seconds).saturating_sub(watch.elapsed()));
@@ -112,110 +94,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// An engine that executes nothing, which the flow and its schedules are registered by.
-async fn client(store: &Arc<dyn Store>) -> anyhow::Result<Engine> {
-    let config =
-        EngineConfig { queues: Queues::Only(Vec::new()), ..EngineConfig::new(instance_id()) };
-    let client = Engine::start(Arc::clone(store), Workers::new(), config)?;
-    let flow = Flow::parse(FLOW).expect("the flow is valid");
-    client.register(&flow, None).await.context("registering the flow")?;
-    Ok(client)
-}
-
 /// The faults in their order: each kind in turn, and clean stops between them.
 fn plan_of(args: &Args) -> Vec<Harm> {
-    let kinds = [Harm::Kill, Harm::Pause, Harm::Cut, Harm::Silence];
-    let kinds = if args.store.takes_proxy() { &kinds[..] } else { &kinds[..2] };
-    let mut plan: Vec<Harm> = kinds.iter().copied().cycle().take(args.faults).collect();
+    let mut plan = Harm::faults(args);
     for stop in 0..STOPS {
         let at = plan.len() * (stop + 1) / (STOPS + 1);
         plan.insert(at, Harm::Stop);
     }
     plan
-}
-
-struct Driver<'a> {
-    cluster: &'a Cluster,
-    store: &'a Arc<dyn Store>,
-    runtime: &'a Runtime,
-}
-
-impl Driver<'_> {
-    /// Harms whoever leads; how long it took until another did.
-    fn harm(&self, harm: Harm) -> anyhow::Result<Duration> {
-        let (place, term) = self.leader()?;
-        let instance = self.cluster.instance(place);
-        let proxy = self.cluster.proxy(place);
-        let began = self.runtime.block_on(self.store.now())?;
-        match harm {
-            Harm::Kill => {
-                instance.kill()?;
-            }
-            Harm::Pause => instance.signal("-STOP")?,
-            Harm::Cut => proxy.context("there is no proxy")?.cut(),
-            Harm::Silence => proxy.context("there is no proxy")?.half_open(),
-            Harm::Stop => instance.stop(STOP_WAIT_MAX)?,
-        }
-        let next = self.next_after(&term)?;
-        let term = self.ended(&term)?;
-        // It is let go while the next one leads, and must do no harm.
-        match harm {
-            Harm::Kill | Harm::Stop => {
-                self.cluster.replace(place)?;
-                self.cluster.instance(place).wait_until_up()?;
-            }
-            Harm::Pause => instance.signal("-CONT")?,
-            Harm::Cut | Harm::Silence => proxy.context("there is no proxy")?.pass(),
-        }
-        let since = match harm {
-            Harm::Stop => term.released_at.unwrap_or(began),
-            Harm::Kill | Harm::Pause | Harm::Cut | Harm::Silence => began,
-        };
-        Ok(next.began_at.since(since))
-    }
-
-    /// A term as it is after its end.
-    fn ended(&self, term: &Term) -> anyhow::Result<Term> {
-        let terms = self.runtime.block_on(self.store.past_terms("leader", 100))?;
-        let ended = terms.into_iter().find(|other| other.term.number == term.term.number);
-        ended.context("a term is gone from the history")
-    }
-
-    /// The place of whoever leads, and its term.
-    fn leader(&self) -> anyhow::Result<(usize, Term)> {
-        let watch = Stopwatch::start();
-        while watch.elapsed() < TERM_WAIT_MAX {
-            let now = self.runtime.block_on(self.store.now())?;
-            let terms = self.runtime.block_on(self.store.past_terms("leader", 1))?;
-            if let Some(term) = terms.into_iter().next().filter(|term| term.is_held(now)) {
-                let holder = term.holder.rsplit_once('/').map_or("", |(name, _)| name);
-                let place = (0..self.cluster.len()).find(|place| {
-                    let said = self.cluster.instance(*place).said();
-                    !said.is_gone && said.name.as_deref() == Some(holder)
-                });
-                if let Some(place) = place {
-                    return Ok((place, term));
-                }
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        bail!("nobody leads for {TERM_WAIT_MAX:?}")
-    }
-
-    /// Waits for a later term than this one.
-    fn next_after(&self, term: &Term) -> anyhow::Result<Term> {
-        let watch = Stopwatch::start();
-        while watch.elapsed() < TERM_WAIT_MAX {
-            let terms = self.runtime.block_on(self.store.past_terms("leader", 1))?;
-            if let Some(next) = terms.into_iter().next()
-                && next.term.number > term.term.number
-            {
-                return Ok(next);
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        bail!("nobody took over within {TERM_WAIT_MAX:?}")
-    }
 }
 
 /// Compares due times, ledger and runs.
@@ -255,15 +141,7 @@ async fn judge(
     for run_id in started.difference(&runs) {
         outcome.problems.push(format!("the run {run_id} of the ledger is not there"));
     }
-    let mut terms = store.past_terms("leader", 1_000).await?;
-    terms.reverse();
-    outcome.terms = terms.len();
-    for pair in terms.windows(2) {
-        let end = pair[0].released_at.unwrap_or(pair[0].expires_at);
-        if pair[1].term.number != pair[0].term.number + 1 || pair[1].began_at < end {
-            outcome.problems.push(format!("terms overlap: {:?} {:?}", pair[0], pair[1]));
-        }
-    }
+    outcome.terms = holder::judge_terms(store, "leader", &mut outcome.problems).await?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::world::{Applied, RUN, World, ended, failure, parked, success};
+use super::world::{Applied, RUN, World, ended, failure, parked, released, success};
 use super::{Output, Rejection, Report, retry};
 use crate::commit::Due;
 use crate::event::{ErrorKind, Event};
@@ -240,7 +240,7 @@ fn the_late_attempt_of_a_lost_lease_changes_nothing() {
 fn a_released_attempt_is_not_counted() {
     let mut world = diamond();
     let first = world.claim(world.job("start"));
-    world.report(&Report::AttemptReleased(first.clone())).unwrap();
+    world.report(&released(first.clone())).unwrap();
     let second = world.claim(world.job("start"));
     assert_eq!((first.stamp.attempt, second.stamp.attempt), (1, 1));
     assert!(second.stamp.token > first.stamp.token);
@@ -248,6 +248,40 @@ fn a_released_attempt_is_not_counted() {
     let start = world.index("start");
     assert_eq!(world.run.as_ref().unwrap().step(start).attempt, 1);
     world.check();
+}
+
+#[test]
+fn an_attempt_that_was_lost_in_its_timeout_fails_by_it_and_the_next_has_its_number() {
+    let mut world = diamond();
+    let slow = world.claim(world.job("start"));
+    world.report(&Report::AttemptStarted(slow.clone())).unwrap();
+    world.expire(slow.job_id);
+    let next = world.claim(slow.job_id);
+    let late = Report::LostTimedOut {
+        attempt: next.clone(),
+        elapsed: Duration::from_secs(10),
+        random: 0.5,
+    };
+    assert_eq!(world.report(&late), Ok(Applied::Now));
+    assert_eq!(world.report(&ended(slow, success(&["left"]))), Ok(Applied::Refused));
+    assert_eq!(world.kinds()[2..], ["step.started", "attempt.failed"]);
+    let third = world.claim(next.job_id);
+    assert_eq!((third.stamp.attempt, third.lost.len()), (2, 0));
+    world.report(&ended(third, success(&["left", "right"]))).unwrap();
+    let start = world.index("start");
+    let record = world.run.as_ref().unwrap().step(start).clone();
+    assert_eq!((record.attempt, record.failures, record.lost), (2, 1, 0));
+    world.check();
+}
+
+#[test]
+fn what_was_never_seen_to_run_cannot_have_timed_out() {
+    let mut world = diamond();
+    let lost = world.claim(world.job("start"));
+    world.expire(lost.job_id);
+    let attempt = world.claim(lost.job_id);
+    let late = Report::LostTimedOut { attempt, elapsed: Duration::from_secs(10), random: 0.5 };
+    assert_eq!(world.report(&late), Err(Rejection::StepNotOpen(StepState::Queued)));
 }
 
 #[test]

@@ -265,6 +265,10 @@ pub(super) fn ended(attempt: Attempt, outcome: Outcome) -> Report {
     Report::AttemptEnded { attempt, outcome, elapsed: Duration::from_millis(3), random: 0.5 }
 }
 
+pub(super) fn released(attempt: Attempt) -> Report {
+    Report::AttemptReleased { attempt, due: Due::Now }
+}
+
 pub(super) fn parked(attempt: Attempt) -> Report {
     let (limit, reason) = ("step/random/s0/concurrency".into(), "2 at once".into());
     Report::AttemptParked { attempt, limit, reason, due: Due::After(Duration::from_mins(5)) }

@@ -7,8 +7,8 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use super::{
-    BackoffFile, ConcurrencyFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem, ProcessFile,
-    RateFile, RetryFile, RunFile, SingletonFile, Span, StepFile, Subscribes, WaitFile,
+    BackoffFile, ConcurrencyFile, DebounceFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem,
+    ProcessFile, RateFile, RetryFile, RunFile, SingletonFile, Span, StepFile, Subscribes, WaitFile,
 };
 use crate::schedule::ScheduleFile;
 
@@ -40,6 +40,7 @@ impl FlowBuilder {
             description: None,
             input: None,
             singleton: None,
+            debounce: None,
             steps: IndexMap::new(),
             schedules: BTreeMap::new(),
         };
@@ -67,6 +68,25 @@ impl FlowBuilder {
     /// Has one open run at a time.
     pub fn singleton(mut self) -> Self {
         self.file.singleton = Some(SingletonFile::default());
+        self
+    }
+
+    /// Has starts that follow each other within `window` become one run, with the last input.
+    pub fn debounce(mut self, window: Duration) -> Self {
+        self.file.debounce = Some(DebounceFile { key: None, window: Span(window), max: None });
+        self
+    }
+
+    /// The same for each value of this path into the start's input, and no longer than `max` after
+    /// the first of them.
+    pub fn debounce_by(
+        mut self,
+        key: impl Into<String>,
+        window: Duration,
+        max: Option<Duration>,
+    ) -> Self {
+        let (key, max) = (Some(key.into()), max.map(Span));
+        self.file.debounce = Some(DebounceFile { key, window: Span(window), max });
         self
     }
 

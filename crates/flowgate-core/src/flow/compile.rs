@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use super::input::compile_schema;
 use super::{
-    Action, Flow, FlowFile, KeyPath, Needs, OnTimeout, RunFile, Singleton, Slot, Step, StepFile,
-    StepLimit, Subscribes, Wait, WaitFile,
+    Action, Debounce, Flow, FlowFile, KeyPath, Needs, OnTimeout, QUEUE_DEFAULT, RunFile, Singleton,
+    Slot, Step, StepFile, StepLimit, Subscribes, Wait, WaitFile,
 };
+use crate::debounce::Window;
 use crate::ids::{Revision, SlotIndex, StepIndex};
 use crate::retry::RetryPolicy;
 use crate::time::Timestamp;
@@ -25,6 +26,7 @@ impl Flow {
         let steps: Vec<Step> =
             file.steps.iter().map(|item| compile_step(&file.flow, item, &mut slots)).collect();
         let singleton = file.singleton.as_ref();
+        let debounce = file.debounce.as_ref();
         let mut flow = Self {
             name: file.flow.as_str().into(),
             revision,
@@ -32,6 +34,10 @@ impl Flow {
             singleton: singleton.map(|file| match file.key.as_deref() {
                 None => Singleton::Flow,
                 Some(key) => Singleton::Value(KeyPath::valid(key)),
+            }),
+            debounce: debounce.map(|file| Debounce {
+                path: file.key.as_deref().map(KeyPath::valid),
+                window: Window { quiet: file.window.0, max: file.max.map(|max| max.0) },
             }),
             step_by_name: HashMap::new(),
             slots: slots.list,
@@ -113,9 +119,23 @@ fn compile_step(flow: &str, (name, step): (&String, &StepFile), slots: &mut Slot
         failed: None,
         retry: RetryPolicy::from_file(step.retry.as_ref()),
         timeout: step.timeout.map(|span| span.0),
-        queue: step.queue.as_deref().unwrap_or("default").into(),
+        queue: step.queue_name().into(),
         priority: step.priority.unwrap_or(0),
         limits: concurrency.chain(rate).collect(),
+    }
+}
+
+impl StepFile {
+    /// The queue that the step's jobs wait in: a worker has one of its own, so that nobody takes
+    /// its jobs who cannot execute them.
+    pub fn queue_name(&self) -> &str {
+        match (&self.queue, &self.run) {
+            (Some(queue), _) => queue,
+            (None, Some(RunFile::Worker(name))) => name,
+            (None, Some(RunFile::Process(_) | RunFile::Shell(_) | RunFile::Http(_)) | None) => {
+                QUEUE_DEFAULT
+            }
+        }
     }
 }
 
@@ -165,6 +185,19 @@ mod tests {
         let turned = "{t: {subscribes: [\"step:s\"]}, s: {}}";
         assert_ne!(revision("{type: object, required: [a]}", turned), first);
         assert_ne!(revision("{type: object}", steps), first);
+    }
+
+    #[test]
+    fn a_worker_has_a_queue_of_its_own_unless_its_step_names_another() {
+        let text = "flow: a
+steps:
+  s: {run: {worker: score}}
+  t: {subscribes: ['step:s'], run: {worker: score}, queue: gpu}
+  u: {subscribes: ['step:s'], run: {shell: date}}
+  v: {subscribes: ['step:s'], wait: {delay: 1s}}";
+        let flow = Flow::parse(text).unwrap();
+        let queues: Vec<&str> = flow.steps.iter().map(|step| &*step.queue).collect();
+        assert_eq!(queues, ["score", "gpu", "default", "default"]);
     }
 
     #[test]

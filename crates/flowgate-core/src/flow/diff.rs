@@ -93,10 +93,15 @@ fn to_value(part: &impl Serialize) -> Value {
 fn head(old: &FlowFile, new: &FlowFile) -> Vec<FieldChange> {
     let text = |text: &String| Value::String(text.clone());
     let fields = |file: &FlowFile| {
-        let singleton = file.singleton.as_ref().map(to_value);
-        [Some(text(&file.flow)), file.description.as_ref().map(text), file.input.clone(), singleton]
+        [
+            Some(text(&file.flow)),
+            file.description.as_ref().map(text),
+            file.input.clone(),
+            file.singleton.as_ref().map(to_value),
+            file.debounce.as_ref().map(to_value),
+        ]
     };
-    let mut changes: Vec<FieldChange> = ["flow", "description", "input", "singleton"]
+    let mut changes: Vec<FieldChange> = ["flow", "description", "input", "singleton", "debounce"]
         .into_iter()
         .zip(fields(old).into_iter().zip(fields(new)))
         .filter(|(_, (was, now))| was != now)

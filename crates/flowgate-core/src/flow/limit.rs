@@ -85,6 +85,32 @@ pub struct SingletonFile {
     pub key: Option<String>,
 }
 
+/// Starts that follow each other closely become one run, with the last input.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a mapping such as `{window: 5s}` or `{key: input.tenant, window: 5s, max: 1m}`"
+)]
+pub struct DebounceFile {
+    /// A path into the input of the start: each value that it finds has a run of its own. Without
+    /// it all starts of the flow count together.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub key: Option<String>,
+    /// How long there must be no start before the run begins.
+    pub window: Span,
+    /// How long after the first start the run begins at the latest, whatever comes.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub max: Option<Span>,
+}
+
 /// How much may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {

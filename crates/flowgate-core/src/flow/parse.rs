@@ -183,6 +183,7 @@ fn belongs(path: &Path) -> Option<&'static str> {
             Some("write delays, such as `{initial: 200ms, factor: 2, max: 1m, jitter: 0.2}`")
         }
         ["singleton"] => Some("write `{}`, or `{key: input.tenant}`"),
+        ["debounce"] => Some("write `{window: 5s}`, or `{key: input.tenant, window: 5s, max: 1m}`"),
         ["steps", _, "concurrency"] => {
             Some("write a limit, such as `{limit: 2}` or `{key: input.tenant, limit: 2}`")
         }
@@ -217,6 +218,7 @@ fn explain(error: &Error) -> (String, String) {
                 "url" => "add the `url` to send the request to",
                 "command" => "add `command: [program, argument, …]`",
                 "limit" => "add `limit: N`: how many there may be",
+                "window" => "add how long there must be no start, such as `window: 5s`",
                 "per" => "add the span that the limit is for, such as `per: 1s`",
                 _ => "add it",
             };

@@ -41,6 +41,17 @@ impl FlowFile {
         if let Some(key) = self.singleton.as_ref().and_then(|file| file.key.as_deref()) {
             limit::validate_key(&top.key("singleton").key("key"), key, None, &mut problems);
         }
+        if let Some(debounce) = &self.debounce {
+            limit::validate_debounce(&top.key("debounce"), debounce, &mut problems);
+            if self.singleton.is_some() {
+                problems.add(
+                    &top.key("debounce"),
+                    "a flow with `singleton` cannot have `debounce`: both say which run a start \
+                     gives",
+                    "remove one of them",
+                );
+            }
+        }
         let steps = top.key("steps");
         if self.steps.is_empty() {
             problems.add(

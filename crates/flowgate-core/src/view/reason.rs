@@ -34,6 +34,31 @@ pub enum Cause {
         /// Since when.
         since: Timestamp,
     },
+    /// The step is due and waits in a queue that somebody has paused.
+    Paused {
+        /// The queue.
+        queue: Arc<str>,
+        /// Since when the step is due.
+        since: Timestamp,
+    },
+    /// The step is due and waits in a queue that no instance takes jobs of.
+    Unserved {
+        /// The queue.
+        queue: Arc<str>,
+        /// Since when the step is due.
+        since: Timestamp,
+    },
+    /// The step is due and calls a worker that nobody has asked for.
+    NoWorker {
+        /// The worker.
+        worker: Arc<str>,
+        /// The queue that the step waits in.
+        queue: Arc<str>,
+        /// Since when it is due.
+        since: Timestamp,
+        /// When somebody last asked for it, if that is known.
+        asked_at: Option<Timestamp>,
+    },
     /// Nobody executes the jobs of the store.
     Unowned {},
     /// An instance executes the step.
@@ -162,6 +187,9 @@ impl Reason {
     pub fn remedy(&self) -> Option<String> {
         match &self.cause {
             Cause::Unowned {} => Some("dev".to_owned()),
+            Cause::NoWorker { .. } => Some("instances".to_owned()),
+            Cause::Paused { queue, .. } => Some(format!("queues resume {queue}")),
+            Cause::Unserved { queue, .. } => Some(format!("worker start --queues {queue}")),
             Cause::Signal { signal, matches, .. } => {
                 let data = serde_json::to_string(matches).expect("a map is JSON");
                 Some(format!("runs signal RUN {signal} --data '{data}'"))
@@ -200,6 +228,22 @@ impl fmt::Display for Cause {
         match self {
             Self::Queued { queue, since } => {
                 write!(f, "is due since {since} and waits in the queue `{queue}`")
+            }
+            Self::Paused { queue, since } => {
+                write!(f, "is due since {since} and waits in the queue `{queue}`, which is paused")
+            }
+            Self::Unserved { queue, since } => write!(
+                f,
+                "is due since {since} and waits in the queue `{queue}`, which no instance takes \
+                 jobs of"
+            ),
+            Self::NoWorker { worker, queue, since, asked_at } => {
+                write!(f, "is due since {since} and waits for a worker `{worker}`")?;
+                if queue != worker {
+                    write!(f, " in the queue `{queue}`")?;
+                }
+                say_asked(f, *asked_at)?;
+                f.write_str("; start one that claims it")
             }
             Self::Unowned {} => f.write_str("no process works on the store, so nothing in it runs"),
             Self::Abandoned { instance, attempt } => {
@@ -246,6 +290,15 @@ impl fmt::Display for Cause {
             Self::Cancelled { reason: None } => f.write_str("somebody cancelled it"),
             Self::Unknown {} => f.write_str("is open, and the store shows no job for it"),
         }
+    }
+}
+
+fn say_asked(f: &mut fmt::Formatter<'_>, asked_at: Option<Timestamp>) -> fmt::Result {
+    match asked_at {
+        Some(at) => {
+            write!(f, "; none has asked for it in the last minute, the last one did at {at}")
+        }
+        None => f.write_str("; none has asked for it"),
     }
 }
 

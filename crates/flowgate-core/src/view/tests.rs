@@ -10,7 +10,7 @@ const NOW: Timestamp = Timestamp(1_700_000_000_000);
 const ORDER: &str = r#"{
     "flow": "order",
     "steps": {
-        "start": {"run": {"worker": "w"}, "emits": ["pay", "stock"]},
+        "start": {"run": {"shell": "w"}, "emits": ["pay", "stock"]},
         "charge": {"subscribes": ["pay"], "run": {"worker": "w"}, "emits": ["paid", "declined"],
                    "retry": {"attempts": 2, "backoff": {"initial": "12s", "jitter": 0}}},
         "reserve": {"subscribes": ["stock"], "wait": {"delay": "1h"}, "emits": ["reserved"]},
@@ -129,7 +129,7 @@ impl Play {
 
     fn check(&self, executor: &Executor, expected: &[&str]) {
         let (run, jobs, events) = (&self.run, &self.jobs[..], &self.events[..]);
-        let standing = Standing { run, jobs, events, executor, limits: &[] };
+        let standing = standing((run, jobs, events), executor);
         let reasons = why(&self.flow, &standing, NOW);
         let lines: Vec<String> = reasons.iter().map(ToString::to_string).collect();
         assert_eq!(lines, expected);
@@ -137,6 +137,15 @@ impl Play {
 }
 
 use crate::event::ErrorKind;
+
+/// How a run stands of whose surroundings nothing is known.
+fn standing<'a>(
+    (run, jobs, events): (&'a Run, &'a [OpenJob], &'a [StoredEvent]),
+    executor: &'a Executor,
+) -> Standing<'a> {
+    const NOTHING: &QueuesSeen = &QueuesSeen { paused: Vec::new(), served: None };
+    Standing { run, jobs, events, executor, limits: &[], workers: None, queues: NOTHING }
+}
 
 const PENDING_TAIL: [&str; 4] = [
     "`ship` has not started: `paid` (`charge` has not started) and `reserved` (`reserve` has not \
@@ -255,7 +264,7 @@ fn a_parked_step_names_the_limit_and_who_uses_it() {
     assert_eq!(parked_limits(&play.events), [limit]);
     let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
     let executor = &Executor::Unknown;
-    let standing = Standing { run, jobs, events, executor, limits: &[] };
+    let standing = standing((run, jobs, events), executor);
     let parked = "`charge` waits for a permit of input.tenant=7 since 2023-11-14T22:13:20.000Z: 2 \
                   may run at once; place 3 in line";
     assert_eq!(why(&play.flow, &standing, NOW)[0].to_string(), parked);
@@ -270,12 +279,80 @@ fn a_parked_step_names_the_limit_and_who_uses_it() {
 }
 
 #[test]
+fn a_step_whose_worker_nobody_asks_for_says_so() {
+    let mut play = Play::start();
+    play.succeed("start", &["pay"]);
+    let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
+    let executor = &Executor::Unknown;
+    let standing = Standing { workers: Some(&[]), ..standing((run, jobs, events), executor) };
+    let due = "`charge` is due since 2023-11-14T22:13:20.000Z and waits";
+    let first = |standing: &Standing<'_>, now| why(&play.flow, standing, now)[0].to_string();
+    let never = format!("{due} for a worker `w`; none has asked for it; start one that claims it");
+    assert_eq!(first(&standing, NOW), never);
+    let seen = |worker: &str, queue: &str| WorkerSeen {
+        worker: worker.into(),
+        queues: Some(vec![queue.into()]),
+        seen_at: NOW,
+    };
+    // Whoever asks for another worker, or in another queue, will not take it.
+    let others = [seen("x", "w"), seen("w", "gpu")];
+    assert_eq!(first(&Standing { workers: Some(&others), ..standing }, NOW), never);
+    let served = [seen("w", "w")];
+    let standing = Standing { workers: Some(&served), ..standing };
+    assert_eq!(first(&standing, NOW), format!("{due} in the queue `w`"));
+    let late = first(&standing, NOW.plus(Duration::from_secs(61)));
+    let gone = "none has asked for it in the last minute, the last one did at \
+                2023-11-14T22:13:20.000Z";
+    assert_eq!(late, format!("{due} for a worker `w`; {gone}; start one that claims it"));
+}
+
+#[test]
+fn a_step_in_a_queue_that_is_paused_or_that_nobody_takes_says_so_and_what_to_do() {
+    let play = Play::start();
+    let seen = |paused: &[&str], served: Option<&[&str]>| QueuesSeen {
+        paused: paused.iter().map(|name| Arc::from(*name)).collect(),
+        served: served.map(|names| names.iter().map(|name| Arc::from(*name)).collect()),
+    };
+    let due = "`start` is due since 2023-11-14T22:13:20.000Z and waits in the queue `default`";
+    let paused = (format!("{due}, which is paused"), Some("queues resume default".to_owned()));
+    let unserved = (
+        format!("{due}, which no instance takes jobs of"),
+        Some("worker start --queues default".to_owned()),
+    );
+    let queued = (due.to_owned(), None);
+    for (queues, expected) in [
+        (seen(&["other"], None), &queued),
+        (seen(&[], Some(&["gpu", "default"])), &queued),
+        (seen(&["default"], Some(&["gpu"])), &paused),
+        (seen(&[], Some(&["gpu"])), &unserved),
+        (seen(&[], Some(&[])), &unserved),
+    ] {
+        let whole = (&play.run, &play.jobs[..], &play.events[..]);
+        let standing = Standing { queues: &queues, ..standing(whole, &Executor::Unknown) };
+        let first = &why(&play.flow, &standing, NOW)[0];
+        assert_eq!((first.to_string(), first.remedy()), *expected, "{queues:?}");
+    }
+}
+
+#[test]
+fn a_worker_outside_of_the_process_that_owns_the_store_holds_its_lease() {
+    let mut play = Play::start();
+    play.succeed("start", &["pay"]);
+    play.lease("charge", NOW.plus(Duration::from_secs(30)));
+    let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
+    let executor = &Executor::Known("process 8 (host-2)".to_owned());
+    let standing = Standing { workers: Some(&[]), ..standing((run, jobs, events), executor) };
+    let first = why(&play.flow, &standing, NOW)[0].to_string();
+    assert_eq!(first, "`charge` is running: attempt 1 on instance host-1");
+}
+
+#[test]
 fn a_start_that_is_due_later_says_when() {
     let mut play = Play::start();
     play.jobs[0].due_at = NOW.plus(Duration::from_mins(5));
     let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
     let executor = &Executor::Unknown;
-    let standing = Standing { run, jobs, events, executor, limits: &[] };
+    let standing = standing((run, jobs, events), executor);
     let first = why(&play.flow, &standing, NOW)[0].to_string();
     assert_eq!(first, "`start` is due at 2023-11-14T22:18:20.000Z");
 }

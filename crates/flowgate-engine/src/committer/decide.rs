@@ -77,7 +77,8 @@ fn prepare(item: &mut Item, before: &[Item]) -> bool {
         // The end of the attempt says all that this would.
         Report::AttemptStarted(_) if is_logged || attempt.is_over() => false,
         Report::AttemptStarted(of)
-        | Report::AttemptReleased(of)
+        | Report::AttemptReleased { attempt: of, .. }
+        | Report::LostTimedOut { attempt: of, .. }
         | Report::AttemptParked { attempt: of, .. }
         | Report::TimerDue(of)
         | Report::EmitNow { attempt: of, .. }
@@ -94,7 +95,8 @@ fn logs(report: &Report, job_id: JobId) -> bool {
     match report {
         Report::AttemptStarted(of) | Report::EmitNow { attempt: of, .. } => of.job_id == job_id,
         Report::AttemptEnded { .. }
-        | Report::AttemptReleased(_)
+        | Report::AttemptReleased { .. }
+        | Report::LostTimedOut { .. }
         | Report::AttemptParked { .. }
         | Report::TimerDue(_)
         | Report::Signal { .. }

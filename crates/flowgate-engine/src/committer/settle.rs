@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::{Committer, Sent, SentOrigin};
 use crate::attempt::{Attempt, Stop, failure};
 use crate::backoff::jittered;
+use crate::clock;
 use crate::error::CommitError;
 use crate::id_map::RunMap;
 use crate::in_flight::{Entry, Phase};
@@ -101,7 +102,8 @@ impl Committer {
             self.ended.push(Arc::clone(record));
         }
         if !events.is_empty() {
-            let applied = Applied { run_id: record.run_id, run: Arc::clone(record), events };
+            let (run, at) = (Arc::clone(record), clock::wall());
+            let applied = Applied { run_id: record.run_id, run, at, events };
             // The last listener may be gone by now.
             drop(self.instance.live.send(Arc::new(applied)));
         }
@@ -145,7 +147,8 @@ impl Committer {
             match &item.report {
                 Report::AttemptStarted(_) | Report::EmitNow { .. } => attempt.set_logged(),
                 Report::AttemptEnded { .. }
-                | Report::AttemptReleased(_)
+                | Report::AttemptReleased { .. }
+                | Report::LostTimedOut { .. }
                 | Report::AttemptParked { .. }
                 | Report::TimerDue(_) => {
                     entry.take_attempt(attempt.lease());
@@ -177,17 +180,19 @@ impl Committer {
     fn count(&self, report: &Report, record: &Run) {
         let metrics = &self.instance.metrics;
         match report {
-            Report::AttemptEnded { attempt, .. } => match record.step(attempt.job_id.step).state {
-                StepState::Succeeded => metrics.succeeded(),
-                StepState::Queued => metrics.retried(),
-                StepState::Pending
-                | StepState::Running
-                | StepState::Waiting
-                | StepState::Failed
-                | StepState::Skipped
-                | StepState::Cancelled => metrics.failed(),
-            },
-            Report::AttemptReleased(_) => metrics.released.increment(1),
+            Report::AttemptEnded { attempt, .. } | Report::LostTimedOut { attempt, .. } => {
+                match record.step(attempt.job_id.step).state {
+                    StepState::Succeeded => metrics.succeeded(),
+                    StepState::Queued => metrics.retried(),
+                    StepState::Pending
+                    | StepState::Running
+                    | StepState::Waiting
+                    | StepState::Failed
+                    | StepState::Skipped
+                    | StepState::Cancelled => metrics.failed(),
+                }
+            }
+            Report::AttemptReleased { .. } => metrics.released.increment(1),
             Report::AttemptParked { .. } => metrics.parked.increment(1),
             Report::AttemptStarted(_)
             | Report::EmitNow { .. }

@@ -2,8 +2,9 @@
 //!
 //! A 2xx answer is empty or `{"emits": [{"event", "data"}], "state": {…}, "result": …}`. 408, 425,
 //! 429 and 5xx are tried again, after `Retry-After` if the answer has it; so are requests that got
-//! no answer. Any other status is final. No redirect is followed, and no proxy is taken from the
-//! environment.
+//! no answer. 301, 302, 307 and 308 are followed, as the same POST and without the step's own
+//! headers once they lead to another server. Any other status is final. No proxy is taken from the
+//! environment, and [`guard`] says where a request may go.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,21 +15,38 @@ use flowgate_core::event::ErrorKind;
 use flowgate_core::flow::{Action, HttpFile};
 use flowgate_core::payload::Payload;
 use futures_util::StreamExt;
-use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Client, Response, StatusCode};
+use reqwest::header::{
+    CONTENT_TYPE, DATE, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
+};
+use reqwest::{Client, ClientBuilder, Request, Response, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::worker::{HandlerError, with_causes};
 use crate::attempt::{Attempt, Ending, failure};
 use crate::config::HttpConfig;
+use crate::secrets::SECRET_BYTES_MAX;
 use crate::{clock, context};
+
+pub(crate) mod guard;
 
 /// Bytes of an answer's body that a failure quotes.
 const BODY_BYTES_QUOTED: usize = 1 << 10;
+/// Redirects that one attempt follows.
+const REDIRECTS_MAX: usize = 10;
 
-/// The client of an instance; made once, for reading the system's certificates takes a while.
-pub(crate) fn client(config: HttpConfig) -> Result<Client, reqwest::Error> {
+/// A client of an instance; made once, for reading the system's certificates takes a while.
+pub(crate) fn client(config: &HttpConfig) -> Result<Client, reqwest::Error> {
+    builder(config).build()
+}
+
+/// A client that connects to nothing that is not allowed.
+pub(crate) fn guarded_client(config: &HttpConfig) -> Result<Client, reqwest::Error> {
+    let (resolver, allowed) = (config.resolver.clone(), config.allow_private.clone());
+    builder(config).dns_resolver(guard::Guarded { resolver, allowed }).build()
+}
+
+fn builder(config: &HttpConfig) -> ClientBuilder {
     // Another part of this process may have installed a provider: then that one is used.
     drop(rustls::crypto::ring::default_provider().install_default());
     Client::builder()
@@ -36,7 +54,6 @@ pub(crate) fn client(config: HttpConfig) -> Result<Client, reqwest::Error> {
         .no_proxy()
         .connect_timeout(config.connect_timeout)
         .user_agent(concat!("flowgate/", env!("CARGO_PKG_VERSION")))
-        .build()
 }
 
 /// Executes an `http` step.
@@ -63,15 +80,35 @@ struct Body<'a> {
 }
 
 async fn send(attempt: &Arc<Attempt>, target: &HttpFile) -> Outcome {
-    let config = attempt.instance.config.http;
-    let client = match attempt.instance.http() {
-        Ok(client) => client,
-        Err(error) => return failure(ErrorKind::Failed, &with_causes(error), None),
+    let sent = async {
+        match request(attempt, target).await {
+            Ok((request, own)) => match follow(attempt, request, &own).await {
+                Ok(response) => read(attempt, response).await,
+                Err(outcome) => outcome,
+            },
+            Err(outcome) => outcome,
+        }
     };
-    let headers = match headers(target) {
-        Ok(headers) => headers,
-        Err(message) => return failure(ErrorKind::Invalid, &message, None),
-    };
+    // A step with a timeout of its own is ended by that one.
+    if attempt.step().timeout.is_some() {
+        return sent.await;
+    }
+    let timeout = attempt.instance.config.http.timeout;
+    tokio::time::timeout(timeout, sent).await.unwrap_or_else(|_| {
+        let message = format!("there was no whole answer within {timeout:?}");
+        failure(ErrorKind::TimedOut, &message, None)
+    })
+}
+
+/// The step's request, and the headers that the flow gave it.
+async fn request(
+    attempt: &Attempt,
+    target: &HttpFile,
+) -> Result<(Request, Vec<HeaderName>), Outcome> {
+    let client = attempt.instance.http_guarded();
+    let client = client.map_err(|error| failure(ErrorKind::Failed, &with_causes(error), None))?;
+    let headers = headers(attempt, target).await?;
+    let own = headers.keys().cloned().collect();
     let key = attempt.key();
     let input = attempt.input();
     let body = Body {
@@ -84,31 +121,95 @@ async fn send(attempt: &Arc<Attempt>, target: &HttpFile) -> Outcome {
         input: serde_json::from_str(&input).expect("an input is made of well-formed payloads"),
     };
     let body = serde_json::to_vec(&body).expect("the body has a JSON form");
-    let mut request = client
+    let request = client
         .post(&target.url)
         .header(CONTENT_TYPE, "application/json")
-        .header("Idempotency-Key", &key)
-        .headers(headers)
-        .body(body);
-    // A step with a timeout of its own is ended by that one.
-    if attempt.step().timeout.is_none() {
-        request = request.timeout(config.timeout);
-    }
-    match request.send().await {
-        Ok(response) => read(attempt, response).await,
-        Err(error) if error.is_builder() => failure(ErrorKind::Invalid, &with_causes(&error), None),
-        Err(error) => failure(ErrorKind::Failed, &with_causes(&error), None),
-    }
+        .header("Idempotency-Key", &key);
+    let request = match attempt.traceparent() {
+        Some(place) => request.header("traceparent", place),
+        None => request,
+    };
+    let request = request.headers(headers).body(body).build();
+    let request = request.map_err(|error| {
+        attempt.failure(ErrorKind::Invalid, &with_causes(&error.without_url()), None)
+    })?;
+    Ok((request, own))
 }
 
-fn headers(target: &HttpFile) -> Result<HeaderMap, String> {
+/// The flow's headers, with the secrets that they name.
+async fn headers(attempt: &Attempt, target: &HttpFile) -> Result<HeaderMap, Outcome> {
     let mut headers = HeaderMap::new();
-    for (name, value) in &target.headers {
-        let parsed = name.parse::<HeaderName>().ok().zip(value.parse::<HeaderValue>().ok());
-        let (name, value) = parsed.ok_or_else(|| format!("the header `{name}` is not valid"))?;
+    let mut used = Vec::new();
+    for (name, text) in &target.headers {
+        let given = used.len();
+        let filled = attempt.instance.config.secrets.fill(text, &mut used).await;
+        let filled =
+            filled.map_err(|error| failure(ErrorKind::Failed, &with_causes(&error), None))?;
+        let parsed = name.parse::<HeaderName>().ok().zip(filled.parse::<HeaderValue>().ok());
+        let (name, mut value) = parsed.ok_or_else(|| {
+            let message = format!("header_invalid: HTTP cannot carry the header `{name}`");
+            failure(ErrorKind::Invalid, &message, None)
+        })?;
+        value.set_sensitive(used.len() > given);
         headers.insert(name, value);
     }
+    attempt.hide(&used);
     Ok(headers)
+}
+
+/// Sends the request, and again where its answer says, as long as that is allowed.
+async fn follow(
+    attempt: &Attempt,
+    mut request: Request,
+    own: &[HeaderName],
+) -> Result<Response, Outcome> {
+    let invalid = |message: &str| attempt.failure(ErrorKind::Invalid, message, None);
+    let config = &attempt.instance.config.http;
+    let client = attempt.instance.http_guarded();
+    let client = client.map_err(|error| failure(ErrorKind::Failed, &with_causes(error), None))?;
+    for _ in 0..=REDIRECTS_MAX {
+        config.allow_private.check_url(request.url()).map_err(|why| invalid(&why.to_string()))?;
+        let hop = request.try_clone().expect("a body of bytes can be sent again");
+        let response = client.execute(hop).await.map_err(|error| match guard::blocked(&error) {
+            Some(why) => invalid(&why.to_string()),
+            None if error.is_builder() => invalid(&with_causes(&error)),
+            None => attempt.failure(ErrorKind::Failed, &with_causes(&error), None),
+        })?;
+        let Some(next) = redirect(&response) else { return Ok(response) };
+        let next = next.map_err(|why| invalid(&format!("redirect_invalid: {why}")))?;
+        if next.origin() != request.url().origin() {
+            for name in own {
+                request.headers_mut().remove(name);
+            }
+        }
+        *request.url_mut() = next;
+    }
+    let message = format!("too_many_redirects: the answers led on more than {REDIRECTS_MAX} times");
+    Err(invalid(&message))
+}
+
+/// Where an answer leads, or why that is nowhere to go.
+fn redirect(response: &Response) -> Option<Result<Url, String>> {
+    // 303 asks for a GET of something else, which is no answer to what was sent.
+    if !matches!(response.status().as_u16(), 301 | 302 | 307 | 308) {
+        return None;
+    }
+    let location = response.headers().get(LOCATION)?;
+    let text = String::from_utf8_lossy(location.as_bytes());
+    let Ok(mut next) = response.url().join(&text) else {
+        return Some(Err("the answer leads to something that is no URL".to_owned()));
+    };
+    if !matches!(next.scheme(), "http" | "https") {
+        return Some(Err(format!("scheme_forbidden: the answer leads to `{}:`", next.scheme())));
+    }
+    if response.url().scheme() == "https" && next.scheme() == "http" {
+        return Some(Err("the answer leads from https to http".to_owned()));
+    }
+    // They would be sent as a header that nobody asked for.
+    if next.set_username("").is_err() || next.set_password(None).is_err() {
+        return Some(Err("the answer leads to a URL without a host".to_owned()));
+    }
+    Some(Ok(next))
 }
 
 async fn read(attempt: &Attempt, response: Response) -> Outcome {
@@ -116,30 +217,36 @@ async fn read(attempt: &Attempt, response: Response) -> Outcome {
     let retry_after = retry_after(response.headers());
     let bytes_max = attempt.instance.config.http.body_bytes_max;
     if !status.is_success() {
-        return failure(kind_of(status), &quoted(response).await, retry_after);
+        let message = quoted(response, |text| attempt.masked(text).into_owned()).await;
+        return attempt.failure(kind_of(status), &message, retry_after);
     }
     match body(response, bytes_max).await {
         Ok(body) => match answer(attempt, &body) {
             Ok(result) => Outcome::Succeeded(attempt.take_output(result)),
-            Err(message) => failure(ErrorKind::Invalid, &message, None),
+            Err(message) => attempt.failure(ErrorKind::Invalid, &message, None),
         },
         Err(BodyError::TooLarge(_)) => {
-            let message = format!("the answer has more than {bytes_max} bytes");
+            let message = format!("response_too_large: the answer has more than {bytes_max} bytes");
             failure(ErrorKind::Invalid, &message, None)
         }
-        Err(BodyError::Broken(error)) => failure(ErrorKind::Failed, &with_causes(&error), None),
+        Err(BodyError::Broken(error)) => {
+            attempt.failure(ErrorKind::Failed, &with_causes(&error), None)
+        }
     }
 }
 
 /// What an answer that is no success said.
-async fn quoted(response: Response) -> String {
+async fn quoted(response: Response, mask: impl Fn(&str) -> String) -> String {
     let status = response.status();
-    let body = body(response, BODY_BYTES_QUOTED).await;
-    let quoted = match &body {
+    // More is read than is quoted, so that a secret at the end is seen whole.
+    let body = body(response, BODY_BYTES_QUOTED + SECRET_BYTES_MAX).await;
+    let read = match &body {
         Ok(body) => String::from_utf8_lossy(body),
         Err(BodyError::TooLarge(start)) => String::from_utf8_lossy(start),
         Err(BodyError::Broken(_)) => "".into(),
     };
+    let masked = mask(&read);
+    let quoted = &masked[..masked.floor_char_boundary(BODY_BYTES_QUOTED)];
     let colon = if quoted.is_empty() { "" } else { ": " };
     format!("the answer was {status}{colon}{quoted}")
 }
@@ -151,7 +258,7 @@ pub(crate) async fn taken(response: Response) -> Result<(), HandlerError> {
         return Ok(());
     }
     let retry_after = retry_after(response.headers());
-    let message = quoted(response).await;
+    let message = quoted(response, str::to_owned).await;
     Err(match (kind_of(status).is_retryable(), retry_after) {
         (true, Some(delay)) => HandlerError::retry_after(message, delay),
         (true, None) => HandlerError::retryable(message),
@@ -207,6 +314,7 @@ struct Emit<'a> {
 /// Takes over what the answer says; its result, or what is wrong with it.
 fn answer(attempt: &Attempt, body: &[u8]) -> Result<Option<Payload>, String> {
     let text = std::str::from_utf8(body).map_err(|_| "the answer is not UTF-8".to_owned())?;
+    let text = &*attempt.masked(text);
     if text.trim().is_empty() {
         return Ok(None);
     }

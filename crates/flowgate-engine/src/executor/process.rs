@@ -1,14 +1,20 @@
 //! Steps that start a program, with or without a shell.
 //!
 //! The program gets the input as JSON on its standard input, `FLOWGATE_*` variables that say what
-//! it works on, and of this process's environment only `PATH`, `HOME`, `LANG` and `TMPDIR`. What
-//! it writes to its standard output is read as [`super::protocol`] says; what it writes to its
-//! standard error are log lines of level `warn`. Exit code 0 is success unless it said `fail`.
+//! it works on, `TRACEPARENT` if spans are exported, and of this process's environment only `PATH`,
+//! `HOME`, `LANG` and `TMPDIR`. What it writes to its standard output is read as
+//! [`super::protocol`] says; what it writes to its standard error are log lines of level `warn`.
+//! Exit code 0 is success unless it said `fail`.
+//!
+//! A program that the settings do not allow is not started, and neither is one of a flow that came
+//! without a folder where the settings forbid that. The secrets that its variables name are put in
+//! here and masked in all that it says.
 //!
 //! The program is the leader of a process group of its own, and the group ends with the attempt,
 //! however that ends: SIGTERM, a grace, SIGKILL. What the program left behind in its group when it
 //! exited gets SIGKILL at once.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -30,7 +36,9 @@ use tokio::process::{ChildStdin, Command};
 use super::lines::Lines;
 use super::protocol::{self, Line, Message};
 use super::worker::with_causes;
-use crate::attempt::{Attempt, Ending, failure};
+use crate::attempt::{Attempt, Ending};
+use crate::config::SHELL;
+use crate::secrets::SECRET_BYTES_MAX;
 use crate::{clock, context};
 
 const SIGTERM: i32 = 15;
@@ -39,6 +47,8 @@ const SIGTERM: i32 = 15;
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Lines of standard error that a failure quotes.
 const STDERR_LINES_QUOTED: usize = 10;
+/// Bytes of a line of standard error: those that are kept, and room to find a secret whole.
+const STDERR_LINE_BYTES_MAX: usize = limits::LOG_LINE_BYTES_MAX + SECRET_BYTES_MAX;
 /// A message line holds a payload, its key and some air.
 const LINE_BYTES_MAX: usize = limits::PAYLOAD_BYTES_MAX + (4 << 10);
 
@@ -51,7 +61,18 @@ pub(crate) async fn execute(attempt: &Arc<Attempt>) -> Ending {
         stop = attempt.stopped() => return Ending::Stopped(stop),
     };
     let began = clock::now();
-    let (program, command) = command(attempt);
+    let process = process_of(attempt);
+    let config = &attempt.instance.config.process;
+    let has_folder = attempt.flow.folder.is_some();
+    if let Some(why) = config.refusal(&attempt.step().action, has_folder) {
+        return Ending::failed(ErrorKind::Invalid, &why);
+    }
+    let env = match variables(attempt, &process).await {
+        Ok(env) => env,
+        Err(message) => return Ending::failed(ErrorKind::Failed, &message),
+    };
+    let program = process.command.first().cloned().unwrap_or_default();
+    let command = command(attempt, &process, &env);
     let mut group = match Group::spawn(command) {
         Ok(group) => group,
         Err(error) => return not_started(attempt, &program, &error),
@@ -68,30 +89,47 @@ pub(crate) async fn execute(attempt: &Arc<Attempt>) -> Ending {
     }
 }
 
-/// The program's name, for messages, and how to start it.
-fn command(attempt: &Attempt) -> (String, Command) {
-    let shell;
-    let process: &ProcessFile = match &attempt.step().action {
-        Action::Process(process) => process,
+/// What the step starts.
+fn process_of(attempt: &Attempt) -> Cow<'_, ProcessFile> {
+    match &attempt.step().action {
+        Action::Process(process) => Cow::Borrowed(process),
         Action::Shell(line) => {
-            let command = vec!["sh".to_owned(), "-c".to_owned(), line.clone()];
-            shell = ProcessFile { command, cwd: None, env: std::collections::BTreeMap::new() };
-            &shell
+            let command = vec![SHELL.to_owned(), "-c".to_owned(), line.clone()];
+            Cow::Owned(ProcessFile { command, ..ProcessFile::default() })
         }
         Action::Nothing | Action::Http(_) | Action::Worker(_) | Action::Wait(_) => {
             unreachable!("only a step with a program gets here")
         }
-    };
-    let program = process.command.first().cloned().unwrap_or_default();
-    let mut command = Command::new(&program);
+    }
+}
+
+/// The step's own variables, with the secrets that they name.
+async fn variables(
+    attempt: &Attempt,
+    process: &ProcessFile,
+) -> Result<Vec<(String, String)>, String> {
+    let mut used = Vec::new();
+    let mut env = Vec::with_capacity(process.env.len());
+    for (name, value) in &process.env {
+        let filled = attempt.instance.config.secrets.fill(value, &mut used).await;
+        env.push((name.clone(), filled.map_err(|error| with_causes(&error))?));
+    }
+    attempt.hide(&used);
+    Ok(env)
+}
+
+/// How to start the program.
+fn command(attempt: &Attempt, process: &ProcessFile, env: &[(String, String)]) -> Command {
+    let mut command = Command::new(process.command.first().map_or("", String::as_str));
     command.args(process.command.iter().skip(1)).env_clear();
     command.envs(attempt.instance.config.process.env.iter().map(|(name, value)| (name, value)));
-    command.envs(&process.env).envs(identity(attempt));
+    command.envs(env.iter().map(|(name, value)| (name, value))).envs(identity(attempt));
+    command.envs(attempt.traceparent().map(|place| ("TRACEPARENT", place)));
     if let Some(folder) = folder(attempt.flow.folder.as_deref(), process.cwd.as_deref()) {
         command.current_dir(folder);
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    (program, command)
+    command
 }
 
 /// What the program works on.
@@ -221,7 +259,7 @@ async fn converse(attempt: &Arc<Attempt>, group: &mut Group) -> Outcome {
                 biased;
                 result = &mut talk, if talked.is_none() => match result {
                     Ok(_) => talked = Some(()),
-                    Err(broken) => return failure(ErrorKind::Invalid, &broken, None),
+                    Err(broken) => return attempt.failure(ErrorKind::Invalid, &broken, None),
                 },
                 status = group.wait() => break status,
             }
@@ -229,14 +267,14 @@ async fn converse(attempt: &Arc<Attempt>, group: &mut Group) -> Outcome {
         if talked.is_none()
             && let Ok(Err(broken)) = tokio::time::timeout(DRAIN_MAX, &mut talk).await
         {
-            return failure(ErrorKind::Invalid, &broken, None);
+            return attempt.failure(ErrorKind::Invalid, &broken, None);
         }
         status
     };
     said.stderr_tail = tail;
     match status {
         Ok(status) => outcome(attempt, status, said),
-        Err(error) => failure(ErrorKind::Failed, &with_causes(&error), None),
+        Err(error) => attempt.failure(ErrorKind::Failed, &with_causes(&error), None),
     }
 }
 
@@ -259,8 +297,9 @@ async fn listen(
         if line.is_cut && protocol::is_message_start(&line.text) {
             return Err(format!("the step wrote a message of more than {LINE_BYTES_MAX} bytes"));
         }
-        match protocol::read(&line.text)? {
-            Line::Text => attempt.log(LogLevel::Info, &line.text),
+        let text = attempt.masked(&line.text);
+        match protocol::read(&text)? {
+            Line::Text => attempt.log(LogLevel::Info, &text),
             Line::Messages(messages) => {
                 for message in messages {
                     take(attempt, message, said)?;
@@ -300,20 +339,21 @@ async fn listen_to_errors(
     stderr: impl AsyncRead + Unpin,
     tail: &mut VecDeque<String>,
 ) -> Result<(), String> {
-    let mut lines = Lines::new(stderr, limits::LOG_LINE_BYTES_MAX, usize::MAX);
+    let mut lines = Lines::new(stderr, STDERR_LINE_BYTES_MAX, usize::MAX);
     while let Ok(Some(line)) = lines.next().await {
-        attempt.log(LogLevel::Warn, &line.text);
+        let text = attempt.masked(&line.text);
+        attempt.log(LogLevel::Warn, &text);
         if tail.len() == STDERR_LINES_QUOTED {
             tail.pop_front();
         }
-        tail.push_back(line.text);
+        tail.push_back(text.into_owned());
     }
     Ok(())
 }
 
 fn outcome(attempt: &Attempt, status: ExitStatus, said: Said) -> Outcome {
     if let Some((kind, message)) = said.failure {
-        return failure(kind, &message, None);
+        return attempt.failure(kind, &message, None);
     }
     if status.success() {
         return Outcome::Succeeded(attempt.take_output(said.result));
@@ -331,5 +371,5 @@ fn outcome(attempt: &Attempt, status: ExitStatus, said: Said) -> Outcome {
         message.push_str(": ");
         message.push_str(&quoted[start..]);
     }
-    failure(ErrorKind::Failed, &message, None)
+    attempt.failure(ErrorKind::Failed, &message, None)
 }

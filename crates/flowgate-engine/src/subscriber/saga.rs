@@ -10,6 +10,7 @@ use futures_util::future::BoxFuture;
 
 use super::partition::SubscriberContext;
 use super::{Delivery, Subscriber};
+use crate::debounce::StartDebounce;
 use crate::error::EngineError;
 use crate::executor::worker::HandlerError;
 use crate::supervisor::{StartRequest, Started};
@@ -75,10 +76,12 @@ impl SagaActions {
     ) -> Result<Started, EngineError> {
         let engine = self.context.engine.upgrade().ok_or(EngineError::Closed)?;
         let key = format!("saga:{}:{name}", self.key).into();
-        let request = StartRequest { key: Some(key), ..StartRequest::new(input) };
+        // The event has one run, whatever starts come close to it.
+        let debounce = StartDebounce::Never;
+        let request = StartRequest { key: Some(key), debounce, ..StartRequest::new(input) };
         match engine.start_run(flow, request).await {
             // It was started, whatever its input was then.
-            Err(EngineError::KeyConflict { run_id, .. }) => Ok(Started { run_id, existing: true }),
+            Err(EngineError::KeyConflict { run_id, .. }) => Ok(Started::found(run_id)),
             started => started,
         }
     }

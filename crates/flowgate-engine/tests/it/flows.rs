@@ -151,7 +151,6 @@ async fn each_way_to_fail_has_its_kind() {
         ("undeclared", "Invalid", "`other`", 1),
         ("typed", "Invalid", "does not fit", 1),
         ("anyhow", "Failed", "context", 2),
-        ("nobody", "Invalid", "registered: `anyhow`", 1),
     ];
     for (worker, kind, message, attempts) in rows {
         let yaml = format!(

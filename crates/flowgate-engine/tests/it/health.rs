@@ -99,7 +99,8 @@ async fn an_instance_is_listed_with_what_it_does_until_it_leaves() {
     let beat = &row.beat;
     assert_eq!(&*beat.version, env!("CARGO_PKG_VERSION"));
     assert_eq!((beat.slots, beat.running, beat.silent_ms_max), (7, 1, 6_000));
-    assert_eq!(beat.queues.as_deref(), Some(&["default".into()][..]));
+    assert_eq!(beat.queues.as_deref(), Some(&["default".into(), "work".into()][..]));
+    assert_eq!(beat.workers.join(","), "work");
     assert_eq!((beat.pid, beat.state), (std::process::id(), InstanceState::Ready));
     let watching = async {
         let began = Instant::now();

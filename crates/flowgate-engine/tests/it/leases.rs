@@ -94,6 +94,38 @@ async fn handlers_that_block_every_thread_keep_their_leases() {
     world.shutdown().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handlers_that_spin_on_every_thread_for_three_leases_keep_them() {
+    let lease = Duration::from_millis(500);
+    let (spinning, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let mut workers = Workers::new();
+    let (now, peak) = (Arc::clone(&spinning), Arc::clone(&most));
+    workers.register("work", move |_: Value, ctx: StepContext| {
+        let (now, peak) = (Arc::clone(&now), Arc::clone(&peak));
+        async move {
+            peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            let began = tokio::time::Instant::now();
+            while began.elapsed() < lease * 3 {
+                std::hint::spin_loop();
+            }
+            now.fetch_sub(1, Ordering::SeqCst);
+            Ok::<Value, HandlerError>(json!(ctx.attempt()))
+        }
+    });
+    let config = |name: &str| EngineConfig { lease, ..EngineConfig::new(InstanceId(name.into())) };
+    let store = Arc::new(MemoryStore::new());
+    let world = World::with(store, ONE, vec![(workers, config("a"))]).await;
+    let runs = [world.start(1).await, world.start(2).await];
+    for run_id in runs {
+        let ended = world.ended(run_id).await;
+        is(&ended, RunStatus::Completed);
+        assert_eq!(world.result(run_id, "a").await, json!(1));
+        assert_eq!((ended.row.run.steps[0].lost, ended.row.run.steps[0].attempt), (0, 1));
+    }
+    assert_eq!(most.load(Ordering::SeqCst), 2, "both threads were spun on at once");
+    world.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_hands_back_without_burning_an_attempt() {
     let mut stuck = Workers::new();

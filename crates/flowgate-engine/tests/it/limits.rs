@@ -369,12 +369,12 @@ async fn a_paused_queue_rests_on_all_instances_and_goes_on_when_it_is_resumed() 
 async fn an_instance_that_starts_leaves_a_paused_queue_alone() {
     let yaml = "{flow: f, steps: {work: {run: {worker: work}}}}";
     let (seen, store) = (Seen::default(), store());
-    change_queue(&*store, "default", |settings| settings.paused = true).await.unwrap();
+    change_queue(&*store, "work", |settings| settings.paused = true).await.unwrap();
     let world = World::with(store, yaml, vec![(seen.workers(WORK), config("a"))]).await;
     let run_id = world.start(tenant("any")).await;
     tokio::time::sleep(Duration::from_mins(1)).await;
     assert_eq!(seen.order().len(), 0);
-    change_queue(&*world.store, "default", |settings| settings.paused = false).await.unwrap();
+    change_queue(&*world.store, "work", |settings| settings.paused = false).await.unwrap();
     is(&world.ended(run_id).await, RunStatus::Completed);
     world.shutdown().await;
 }

@@ -127,7 +127,7 @@ async fn rate_and_pause(place: &Place) {
     assert!(all >= Duration::from_millis(1_500), "41 jobs at 20 a second took {all:?}");
     let store = place.open().await;
     let pause = |paused: bool| move |settings: &mut QueueSettings| settings.paused = paused;
-    change_queue(&*store, "default", pause(true)).await.unwrap();
+    change_queue(&*store, "work", pause(true)).await.unwrap();
     let paused = Instant::now();
     // Within two seconds both know of it: from then on nothing begins.
     let run_id = loop {
@@ -137,7 +137,7 @@ async fn rate_and_pause(place: &Place) {
         }
         assert!(paused.elapsed() < Duration::from_secs(3), "{:?}", paused.elapsed());
     };
-    change_queue(&*store, "default", pause(false)).await.unwrap();
+    change_queue(&*store, "work", pause(false)).await.unwrap();
     let resumed = Instant::now();
     starter.wait(run_id).await.unwrap();
     assert!(resumed.elapsed() < Duration::from_secs(4), "{:?}", resumed.elapsed());

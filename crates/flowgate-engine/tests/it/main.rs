@@ -1,6 +1,7 @@
 //! The engine on a store in memory and on shared ones: flows, time, faults, and the world outside.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod debounce;
 mod degradation;
 mod faults;
 mod flows;
@@ -13,12 +14,18 @@ mod limits_shared;
 mod process;
 mod reconciler;
 mod recorder;
+mod remote;
+mod remote_limits;
+mod remote_shared;
 mod rolling;
 mod schedules;
+mod secrets;
 mod shared;
 mod sinks;
+mod ssrf;
 mod subscribers;
 mod subscribers_shared;
 mod telling;
+mod traced;
 mod waits;
 mod world;

@@ -106,6 +106,40 @@ async fn arguments_are_passed_as_they_are() {
 }
 
 #[tokio::test]
+async fn a_program_that_the_settings_forbid_is_not_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("mark");
+    let touch = format!("{{run: {{process: [touch, {}]}}, emits: [done]}}", mark.display());
+    let mut listed = config("a");
+    listed.process.allowed = Arc::new(["/bin/sh".to_owned()]);
+    let mut from_files = config("a");
+    from_files.process.without_folder = false;
+    for (config, beginning) in
+        [(listed, "program_forbidden: "), (from_files, "process_forbidden: ")]
+    {
+        let world = with(&touch, config).await;
+        let ended = world.run(json!(null)).await;
+        is(&ended, RunStatus::Failed);
+        let (kind, message) = world.failure(ended.row.run.run_id).await;
+        assert_eq!(kind, "Invalid");
+        assert!(message.starts_with(beginning), "{message}");
+        world.shutdown().await;
+    }
+    assert!(!mark.exists());
+}
+
+#[tokio::test]
+async fn a_flood_on_standard_error_ends_with_its_step_and_its_lines_are_bounded() {
+    let world = shell("yes 0123456789 | head -c 20000000 >&2; echo end").await;
+    let ended = world.run(json!(null)).await;
+    is(&ended, RunStatus::Completed);
+    world.engine().flush_logs().await;
+    let lines = world.store.read_logs(ended.row.run.run_id, 0, 100_000).await.unwrap();
+    assert!(lines.len() <= 10_002, "{}", lines.len());
+    world.shutdown().await;
+}
+
+#[tokio::test]
 async fn a_program_that_does_not_read_its_input_is_fine() {
     let world = shell("exec <&-; exit 0").await;
     let ended = world.run("x".repeat(500_000)).await;

@@ -18,7 +18,7 @@ use flowgate_engine::{
 };
 use flowgate_store::control::{Expect, RecordWrite, RecordsOutcome};
 use flowgate_store::faulty::{Call, Fault, Faulty};
-use flowgate_store::{Queues, RunQuery, Store};
+use flowgate_store::{Instrumented, Queues, RunQuery, Store};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -118,6 +118,27 @@ async fn of_several_instances_one_leads_and_each_occurrence_has_one_run() {
     assert_eq!(terms.len(), 1, "{terms:?}");
     for engine in &engines {
         engine.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standby_asks_once_in_five_seconds_and_still_takes_over_in_time() {
+    for phase in 0..10 {
+        let counts = Counts::default();
+        let _metrics = counts.record();
+        let store = store();
+        let first = engine(&store, "a");
+        eventually("a leads", || async { leads(&first) }).await;
+        let counted: Arc<dyn Store> = Arc::new(Instrumented::new(Arc::clone(&store)));
+        let second = engine(&counted, "b");
+        sleep(Duration::from_mins(5) + Duration::from_millis(777 * phase)).await;
+        let asks = counts.sum_where("flowgate_store_calls_total", "call=take_term");
+        assert!((50..=62).contains(&asks), "{asks} in 300 seconds");
+        let began = Instant::now();
+        drop(first);
+        eventually("b leads", || async { leads(&second) }).await;
+        assert!(began.elapsed() < LEASE + Duration::from_secs(2), "{:?}", began.elapsed());
+        second.shutdown().await;
     }
 }
 
@@ -408,31 +429,16 @@ async fn an_occurrence_that_cannot_be_started_says_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_one_time_schedule_fires_once_and_a_debounced_one_goes() {
+async fn a_one_time_schedule_fires_once() {
     let store = store();
     let engine = engine(&store, "a");
     engine.register(&flow(""), None).await.unwrap();
-    let at = seconds(10).to_string();
-    let file = ScheduleFile { at: Some(at), ..ScheduleFile::default() };
+    let file = ScheduleFile { at: Some(seconds(10).to_string()), ..ScheduleFile::default() };
     let spec = ScheduleSpec { flow: "f".to_owned(), file };
-    engine.add_schedule("once", spec.clone(), false).await.unwrap();
-    let record = ScheduleRecord::new(spec, Source::Debounce, seconds(0));
-    let write = RecordWrite {
-        kind: SCHEDULE,
-        key: "debounce/f/k".into(),
-        expect: Expect::Absent,
-        value: Some(payload(&record)),
-        keep: None,
-    };
-    let written = store.write_records(vec![write], None).await.unwrap();
-    assert!(matches!(written, RecordsOutcome::Written(_)));
-    store.tell("schedules").await.unwrap();
+    engine.add_schedule("once", spec, false).await.unwrap();
     sleep(Duration::from_mins(1)).await;
     assert_eq!(shown(&store, "once").await, "10 fired");
-    assert_eq!(shown(&store, "debounce/f/k").await, "10 fired");
-    assert_eq!(runs(&store).await.len(), 2);
-    let found = read_schedules(&*store, None, 100).await.unwrap();
-    assert_eq!(found.len(), 1);
+    assert_eq!(runs(&store).await.len(), 1);
     engine.shutdown().await;
 }
 

@@ -222,6 +222,7 @@ fn beat(name: &str) -> Beat {
         role: Some("job-worker".into()),
         pool: None,
         queues: Some(vec!["default".into()]),
+        workers: vec!["charge".into()],
         slots: 4,
         running: 1,
         state: InstanceState::Ready,

@@ -181,7 +181,8 @@ impl<'h, H: Harness> World<'h, H> {
 
     /// A commit that hands the job back.
     pub fn release(&self, flow: &Flow, claimed: &Claimed) -> Commit {
-        self.decide(flow, &claimed.run, &Report::AttemptReleased(self.attempt(claimed)))
+        let report = Report::AttemptReleased { attempt: self.attempt(claimed), due: Due::Now };
+        self.decide(flow, &claimed.run, &report)
     }
 
     /// A commit that cancels the run.
@@ -303,15 +304,15 @@ fn flow(file: serde_json::Value) -> Flow {
 /// Three steps, one after another.
 pub fn chain() -> Flow {
     flow(json!({ "flow": "chain", "steps": {
-        "first": { "run": { "worker": "w" }, "emits": ["one"] },
-        "second": { "subscribes": ["one"], "run": { "worker": "w" }, "emits": ["two"] },
-        "third": { "subscribes": ["two"], "run": { "worker": "w" } },
+        "first": { "run": { "shell": "true" }, "emits": ["one"] },
+        "second": { "subscribes": ["one"], "run": { "shell": "true" }, "emits": ["two"] },
+        "third": { "subscribes": ["two"], "run": { "shell": "true" } },
     } }))
 }
 
 /// One step.
 pub fn single(name: &str) -> Flow {
-    flow(json!({ "flow": name, "steps": { "only": { "run": { "worker": "w" } } } }))
+    flow(json!({ "flow": name, "steps": { "only": { "run": { "shell": "true" } } } }))
 }
 
 /// One step that does nothing.
@@ -322,25 +323,25 @@ pub fn nothing() -> Flow {
 /// One step, then two in the queue `default` and two in `other`.
 pub fn fan() -> Flow {
     let on =
-        |queue: &str| json!({ "subscribes": ["go"], "run": { "worker": "w" }, "queue": queue });
+        |queue: &str| json!({ "subscribes": ["go"], "run": { "shell": "true" }, "queue": queue });
     flow(json!({ "flow": "fan", "steps": {
-        "begin": { "run": { "worker": "w" }, "emits": ["go"] },
+        "begin": { "run": { "shell": "true" }, "emits": ["go"] },
         "a": on("default"), "b": on("other"), "c": on("default"), "d": on("other"),
     } }))
 }
 
 /// One step in the queue `queue`.
 pub fn queued(queue: &str) -> Flow {
-    let only = json!({ "run": { "worker": "w" }, "queue": queue });
+    let only = json!({ "run": { "shell": "true" }, "queue": queue });
     flow(json!({ "flow": format!("queued-{queue}"), "steps": { "only": only } }))
 }
 
 /// A step, a wait of an hour, a step.
 pub fn nap() -> Flow {
     flow(json!({ "flow": "nap", "steps": {
-        "begin": { "run": { "worker": "w" }, "emits": ["tired"] },
+        "begin": { "run": { "shell": "true" }, "emits": ["tired"] },
         "nap": { "subscribes": ["tired"], "wait": { "delay": "1h" }, "emits": ["rested"] },
-        "end": { "subscribes": ["rested"], "run": { "worker": "w" } },
+        "end": { "subscribes": ["rested"], "run": { "shell": "true" } },
     } }))
 }
 
@@ -353,15 +354,15 @@ pub fn later() -> Flow {
 pub fn flaky() -> Flow {
     let backoff = json!({ "initial": "10s", "factor": 1.0, "max": "10s", "jitter": 0.0 });
     flow(json!({ "flow": "flaky", "steps": {
-        "only": { "run": { "worker": "w" }, "retry": { "attempts": 3, "backoff": backoff } },
+        "only": { "run": { "shell": "true" }, "retry": { "attempts": 3, "backoff": backoff } },
     } }))
 }
 
 /// A step that fails, and one that subscribes to that.
 pub fn rescued() -> Flow {
     flow(json!({ "flow": "rescued", "steps": {
-        "fails": { "run": { "worker": "w" }, "retry": { "attempts": 1 } },
-        "rescue": { "subscribes": ["step.failed:fails"], "run": { "worker": "w" } },
+        "fails": { "run": { "shell": "true" }, "retry": { "attempts": 1 } },
+        "rescue": { "subscribes": ["step.failed:fails"], "run": { "shell": "true" } },
     } }))
 }
 
@@ -369,7 +370,7 @@ pub fn rescued() -> Flow {
 pub fn join(count: usize) -> Flow {
     let events: Vec<String> = (0..count).map(|at| format!("part{at}")).collect();
     flow(json!({ "flow": "join", "steps": {
-        "split": { "run": { "worker": "w" }, "emits": events },
-        "join": { "subscribes": events, "run": { "worker": "w" } },
+        "split": { "run": { "shell": "true" }, "emits": events },
+        "join": { "subscribes": events, "run": { "shell": "true" } },
     } }))
 }

@@ -82,7 +82,7 @@ impl Control for PostgresStore {
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {
         check_key(topic);
-        self.hints.tell(topic);
+        self.hints.tell(topic).await;
         Ok(())
     }
 

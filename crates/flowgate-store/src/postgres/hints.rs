@@ -4,7 +4,8 @@
 //! hints at once. Other instances hear of it by one `NOTIFY` for all commits of the last moments,
 //! sent from a connection of its own: inside the transaction of a commit it would take a lock that
 //! all commits of the server share. Topics go the same way, each once for all that is told of it in
-//! the last moments. What is said while nobody listens is lost, and that is fine.
+//! the last moments. What is said while nobody listens is lost, and that is fine; but whoever tells
+//! waits until it is said, or a process that ends right after would have told nobody.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Client};
@@ -24,6 +25,8 @@ use crate::told::Told;
 
 /// The least time between two hints of this instance, and between two that it listens to.
 const HINT_PAUSE: Duration = Duration::from_millis(50);
+/// How long whoever tells of a topic waits for it to be said.
+const TELL_MAX: Duration = Duration::from_millis(500);
 /// The least and the longest time before it connects again.
 const RECONNECT: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
 
@@ -40,7 +43,17 @@ pub(super) struct Hints {
     untold: Notify,
     jobs_untold: AtomicBool,
     feed_untold: AtomicBool,
-    topics_untold: Mutex<BTreeSet<Box<str>>>,
+    topics: Mutex<Topics>,
+    /// How many of the tellings of topics were said.
+    said: watch::Sender<u64>,
+}
+
+/// Topics that others have to be told of.
+#[derive(Debug, Default)]
+struct Topics {
+    untold: BTreeSet<Box<str>>,
+    /// How often somebody told of one so far.
+    tellings: u64,
 }
 
 impl Hints {
@@ -62,15 +75,23 @@ impl Hints {
         self.untold.notify_one();
     }
 
-    /// Wakes whoever waits for `topic`, here and elsewhere.
-    pub(super) fn tell(&self, topic: &str) {
+    /// Wakes whoever waits for `topic`, here and elsewhere; returns when it is said, or cannot be.
+    pub(super) async fn tell(&self, topic: &str) {
         self.told.tell(topic);
-        let mut untold = self.topics_untold.lock();
-        if untold.len() < TOPICS_UNTOLD_MAX {
-            untold.insert(topic.into());
-        }
-        drop(untold);
+        let number = {
+            let mut topics = self.topics.lock();
+            if topics.untold.len() < TOPICS_UNTOLD_MAX {
+                topics.untold.insert(topic.into());
+            }
+            topics.tellings += 1;
+            topics.tellings
+        };
         self.untold.notify_one();
+        let mut said = self.said.subscribe();
+        let is_said = tokio::time::timeout(TELL_MAX, said.wait_for(|said| *said >= number)).await;
+        if is_said.is_err() {
+            tracing::debug!(topic, "others were not told in time; they look by themselves");
+        }
     }
 
     fn heard(&self, payload: &str) {
@@ -80,9 +101,12 @@ impl Hints {
         }
     }
 
-    /// All that others have to be told, each a payload.
-    fn take_untold(&self) -> Vec<String> {
-        let topics = std::mem::take(&mut *self.topics_untold.lock());
+    /// All that others have to be told, each a payload, and how many tellings that covers.
+    fn take_untold(&self) -> (Vec<String>, u64) {
+        let (topics, tellings) = {
+            let mut topics = self.topics.lock();
+            (std::mem::take(&mut topics.untold), topics.tellings)
+        };
         let mut payloads: Vec<String> =
             topics.into_iter().map(|topic| format!("{TOPIC}{topic}")).collect();
         let has_grown = self.feed_untold.swap(false, Ordering::AcqRel);
@@ -91,7 +115,7 @@ impl Hints {
         } else if has_grown {
             payloads.push(FEED.to_owned());
         }
-        payloads
+        (payloads, tellings)
     }
 }
 
@@ -183,9 +207,10 @@ async fn tell(
     channel: &str,
     call_timeout: Duration,
 ) -> Result<(), Fault> {
-    let payloads = hints.take_untold();
+    let (payloads, tellings) = hints.take_untold();
     let params = [(&channel as _, Type::TEXT), (&payloads as _, Type::TEXT_ARRAY)];
     let sql = "SELECT pg_notify($1, payload) FROM unnest($2) AS payload";
     ask(client, call_timeout, sql, &params).await?;
+    hints.said.send_replace(tellings);
     Ok(())
 }

@@ -20,6 +20,7 @@ fn beat() -> Beat {
         role: None,
         pool: Some("gpu".into()),
         queues: Some(vec!["default".into()]),
+        workers: Vec::new(),
         slots: 4,
         running: 10,
         state: InstanceState::Ready,

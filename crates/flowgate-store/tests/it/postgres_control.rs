@@ -440,6 +440,33 @@ async fn another_instance_hears_of_a_topic_and_of_no_other() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_told_right_before_an_end_is_heard() {
+    const FOREVER: Duration = Duration::from_hours(1);
+    let harness = PostgresHarness::direct().await;
+    for round in 0..3 {
+        let teller = PostgresStore::open(harness.options.clone()).await.unwrap();
+        // Both are connected once a word is heard, and the teller has just said something.
+        let heard = harness.store.wait_told("ready", FOREVER);
+        let telling = async {
+            loop {
+                teller.tell("ready").await.expect("telling");
+            }
+        };
+        tokio::select! {
+            heard = timeout(SOON, heard) => heard.expect("it hears").expect("waiting"),
+            () = telling => unreachable!("it tells for ever"),
+        }
+        let last_word = async {
+            teller.tell("leader").await.expect("telling");
+            drop(teller);
+        };
+        let heard = timeout(SOON, harness.store.wait_told("leader", FOREVER));
+        let (heard, ()) = tokio::join!(heard, last_word);
+        assert!(heard.is_ok(), "the last word of round {round} is lost");
+    }
+}
+
 /// Starts a run whose first job has this priority.
 async fn started_with(world: &World<'_, PostgresHarness>, priority: u8) -> RunId {
     let mut start = world.start(&single("one"), "1");

@@ -15,6 +15,7 @@ use super::App;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::output::{Cell, Output, Table};
 
+mod bare;
 mod flows;
 mod growth;
 mod idle;
@@ -25,6 +26,7 @@ mod rig;
 mod round_trips;
 mod server;
 mod shared;
+mod starts;
 
 use peers::Peer;
 use rig::Rig;
@@ -70,6 +72,18 @@ pub(crate) struct Args {
     /// Measure a file that is there already, in this process, and print one figure (internal).
     #[arg(long, hide = true, value_name = "FILE")]
     child: Option<PathBuf>,
+    /// Start runs of the flow in this file, with the settings of a worker (internal).
+    #[arg(long, hide = true, value_name = "FILE")]
+    starts: Option<PathBuf>,
+    /// How long to start runs (internal).
+    #[arg(long, hide = true, default_value_t = 5, value_name = "N")]
+    seconds: u64,
+    /// How many start runs at a time (internal).
+    #[arg(long, hide = true, default_value_t = 64, value_name = "N")]
+    callers: usize,
+    /// Serve a handler that does nothing at this address, to compare with (internal).
+    #[arg(long, hide = true, value_name = "ADDR")]
+    bare: Option<std::net::SocketAddr>,
 }
 
 /// One figure.
@@ -116,6 +130,15 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     if let Some(file) = &args.child {
         let figure = growth::child(file, args.scale().child_runs).await.map_err(failed)?;
         output.json_line(&figure)?;
+        return Ok(Exit::Done);
+    }
+    if let Some(file) = &args.starts {
+        let span = Duration::from_secs(args.seconds);
+        output.json_line(&starts::measure(&app, file, span, args.callers).await?)?;
+        return Ok(Exit::Done);
+    }
+    if let Some(address) = args.bare {
+        bare::serve(address).map_err(failed)?;
         return Ok(Exit::Done);
     }
     output.note("measuring; other work on this machine changes the figures");

@@ -52,6 +52,14 @@ fn show(app: &App) -> Outcome {
             let value = json!({ "value": sink.shown(), "origin": sink.origin.to_string() });
             values.insert(format!("subscribers.{}", sink.id), value);
         }
+        for hook in &app.config.hooks {
+            let value = json!({ "value": hook.shown(), "origin": hook.origin.to_string() });
+            values.insert(format!("webhooks.{}", hook.name), value);
+        }
+        for token in &app.config.tokens {
+            let value = json!({ "value": token.shown(), "origin": token.origin.to_string() });
+            values.insert(format!("tokens.{}", token.entry.name), value);
+        }
         app.output.json(&values)?;
         return Ok(Exit::Done);
     }
@@ -76,6 +84,22 @@ fn show(app: &App) -> Outcome {
             Cell::plain(sink.shown()),
             Cell::plain(&sink.origin),
             Cell::dim("a sink for events"),
+        ]);
+    }
+    for hook in &app.config.hooks {
+        table.row(vec![
+            Cell::bold(format_args!("webhooks.{}", hook.name)),
+            Cell::plain(hook.shown()),
+            Cell::plain(&hook.origin),
+            Cell::dim("what a signed message does"),
+        ]);
+    }
+    for token in &app.config.tokens {
+        table.row(vec![
+            Cell::bold(format_args!("tokens.{}", token.entry.name)),
+            Cell::plain(token.shown()),
+            Cell::plain(&token.origin),
+            Cell::dim("who may call the API"),
         ]);
     }
     table.print(app.output)?;

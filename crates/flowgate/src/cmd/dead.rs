@@ -7,27 +7,27 @@ use clap::Subcommand;
 use flowgate_core::ids::RunId;
 use flowgate_core::time::Timestamp;
 use flowgate_core::view::Brief;
-use flowgate_engine::{DeadFilter, DeadLetter, DeadReason, QueueRate, dead_letters};
-use flowgate_store::Store;
+use flowgate_engine::QueueRate;
+use flowgate_server::wire::dead::{DeadGroups, DeadItem, DeadPage, DealRequest, Dealt};
+use flowgate_server::wire::queues::parse_rate;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
 
 use super::App;
-use super::queues::rate;
-use super::runs::steer::Hand;
-use crate::control::{Reply, Request};
+use crate::clock;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
-use crate::lookup;
 use crate::output::{Cell, Table, short};
+use crate::reach::Reach;
 use crate::signals::Stop;
-use crate::steering::Steer;
-use crate::stores;
 
-/// Dead letters that are dealt with by one call; there may be more.
-const LETTERS_MAX: usize = 100_000;
 /// Dead letters that one listing shows.
-const SHOWN_MAX: usize = 100;
+const SHOWN_MAX: &str = "100";
+/// Dead letters that are dealt with by one request, where no rate is given.
+const BATCH: usize = 100;
+/// Dead letters that are asked for at once.
+const PAGE: &str = "200";
+/// Dead letters that one call deals with; there may be more.
+const LETTERS_MAX: usize = 100_000;
 
 /// Works with dead letters.
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,7 @@ struct Deal {
     #[arg(long)]
     dry_run: bool,
     /// No more than this many in a span: 10/s, 100/m
-    #[arg(long, value_name = "N/SPAN", value_parser = rate)]
+    #[arg(long, value_name = "N/SPAN", value_parser = parse_rate)]
     rate: Option<QueueRate>,
     /// Do not ask
     #[arg(long, short)]
@@ -100,16 +100,18 @@ struct Deal {
 }
 
 impl Filter {
-    fn read(&self, now: Timestamp) -> Result<DeadFilter, Failure> {
+    /// As parameters of an address.
+    fn query(&self) -> Result<Vec<(&'static str, String)>, Failure> {
+        let named = [
+            ("flow", &self.flow),
+            ("step", &self.step),
+            ("reason", &self.reason),
+            ("since", &self.since),
+        ];
+        let named = named.into_iter().filter_map(|(name, value)| Some((name, value.clone()?)));
         let tags = input::tags(&self.tags)?;
-        let since = self.since.as_deref().map(|text| lookup::time("--since", text, now));
-        Ok(DeadFilter {
-            flow: lookup::flow_name(self.flow.as_ref()),
-            step: lookup::flow_name(self.step.as_ref()),
-            reason: self.reason.clone(),
-            since: since.transpose()?,
-            tags: tags.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
-        })
+        let tags = tags.iter().map(|(name, value)| ("tag", format!("{name}={value}")));
+        Ok(named.chain(tags).collect())
     }
 }
 
@@ -121,124 +123,75 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     }
 }
 
-/// All dead letters that match, the latest first.
-async fn find(store: &dyn Store, filter: &DeadFilter) -> Result<Vec<DeadLetter>, Failure> {
-    let (mut letters, mut after) = (Vec::new(), None);
-    loop {
-        let (page, next) = dead_letters(store, filter, after).await?;
-        letters.extend(page);
-        if next.is_none() || letters.len() >= LETTERS_MAX {
-            letters.truncate(LETTERS_MAX);
-            return Ok(letters);
-        }
-        after = next;
-    }
-}
-
-/// Dead letters of one reason.
-struct Group<'a> {
-    count: usize,
-    latest: &'a DeadLetter,
-}
-
-fn groups(letters: &[DeadLetter]) -> Vec<(&DeadReason, Group<'_>)> {
-    let mut groups: BTreeMap<&DeadReason, Group<'_>> = BTreeMap::new();
-    for letter in letters {
-        let new = Group { count: 0, latest: letter };
-        groups.entry(&letter.reason).or_insert(new).count += 1;
-    }
-    let mut groups: Vec<_> = groups.into_iter().collect();
-    groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.count));
-    groups
-}
-
 async fn list(app: &App, args: &List) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let letters = find(&*store, &args.filter.read(now)?).await?;
-    if app.output.json {
-        let items: Vec<Value> = if args.group {
-            groups(&letters)
-                .into_iter()
-                .map(|(reason, group)| group_value(reason, &group))
-                .collect()
-        } else {
-            letters.iter().take(SHOWN_MAX).map(value).collect()
-        };
-        let key = if args.group { "groups" } else { "items" };
-        app.output.json(&json!({ key: items, "total": letters.len() }))?;
-        return Ok(Exit::Done);
-    }
-    if letters.is_empty() {
-        app.output.note("no dead letters");
-        return Ok(Exit::Done);
-    }
-    if args.group {
-        let mut table = Table::new(&["count", "flow", "step", "kind", "example", "reason"]);
-        for (reason, group) in groups(&letters) {
-            table.row(vec![
-                Cell::bold(group.count),
-                Cell::plain(&reason.flow),
-                Cell::plain(&reason.step),
-                Cell::plain(reason.kind),
-                Cell::dim(short(group.latest.row.run.run_id)),
-                Cell::plain(&reason.message),
-            ]);
+    let reach = Reach::read(app).await?;
+    let filter = args.filter.query()?;
+    let mut query: Vec<(&str, &str)> =
+        filter.iter().map(|(name, value)| (*name, &**value)).collect();
+    let total = if args.group {
+        let groups: DeadGroups = reach.get("/dead/groups", &query).await?;
+        if app.output.json {
+            app.output.json(&groups)?;
+            return Ok(Exit::Done);
         }
-        table.print(app.output)?;
+        table_of_groups(app, &groups)?;
+        groups.total
     } else {
-        let mut table = Table::new(&["run", "flow", "step", "failed", "message"]);
-        for letter in letters.iter().take(SHOWN_MAX) {
-            table.row(row(letter, now));
+        query.push(("limit", SHOWN_MAX));
+        let page: DeadPage = reach.get("/dead", &query).await?;
+        if app.output.json {
+            app.output.json(&page)?;
+            return Ok(Exit::Done);
         }
-        table.print(app.output)?;
-    }
-    app.output.note(format_args!("{} dead letters", letters.len()));
-    if !args.group && letters.len() > SHOWN_MAX {
-        app.output.note("see them by reason: flowgate dead list --group");
+        table_of_letters(app, &page.items)?;
+        if page.next.is_some() {
+            app.output.note("see them by reason: flowgate dead list --group");
+        }
+        page.total
+    };
+    if total == 0 {
+        app.output.note("no dead letters");
+    } else {
+        app.output.note(format_args!("{total} dead letters"));
     }
     Ok(Exit::Done)
 }
 
-fn row(letter: &DeadLetter, now: Timestamp) -> Vec<Cell> {
-    let run = &letter.row.run;
-    let message = run.failure.as_ref().map_or("", |failure| &*failure.error.message);
-    let ended =
-        letter.row.ended_at.map_or_else(String::new, |at| format!("{} ago", Brief(now.since(at))));
-    vec![
-        Cell::bold(short(run.run_id)),
-        Cell::plain(&run.flow),
-        Cell::plain(&letter.reason.step),
-        Cell::dim(ended),
-        Cell::plain(message),
-    ]
+fn table_of_groups(app: &App, groups: &DeadGroups) -> Result<(), Failure> {
+    if groups.items.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&["count", "flow", "step", "kind", "example", "reason"]);
+    for group in &groups.items {
+        table.row(vec![
+            Cell::bold(group.count),
+            Cell::plain(&group.flow),
+            Cell::plain(&group.step),
+            Cell::plain(&group.kind),
+            Cell::dim(short(group.example.run_id)),
+            Cell::plain(&group.reason),
+        ]);
+    }
+    table.print(app.output)
 }
 
-fn value(letter: &DeadLetter) -> Value {
-    let (row, reason) = (&letter.row, &letter.reason);
-    json!({
-        "run_id": row.run.run_id,
-        "flow": row.run.flow,
-        "step": reason.step,
-        "kind": reason.kind,
-        "message": row.run.failure.as_ref().map(|failure| &failure.error.message),
-        "reason": reason.message,
-        "started_at": row.started_at.to_string(),
-        "ended_at": row.ended_at.map(|at| at.to_string()),
-        "tags": row.run.tags,
-    })
-}
-
-fn group_value(reason: &DeadReason, group: &Group<'_>) -> Value {
-    let latest = &group.latest.row;
-    let mut value = serde_json::to_value(reason).expect("a reason is JSON");
-    value["count"] = group.count.into();
-    value["example"] = json!({
-        "run_id": latest.run.run_id,
-        "message": latest.run.failure.as_ref().map(|failure| &failure.error.message),
-        "ended_at": latest.ended_at.map(|at| at.to_string()),
-    });
-    value
+fn table_of_letters(app: &App, letters: &[DeadItem]) -> Result<(), Failure> {
+    if letters.is_empty() {
+        return Ok(());
+    }
+    let mut table = Table::new(&["run", "flow", "step", "failed", "message"]);
+    let now: Timestamp = clock::now();
+    for letter in letters {
+        let ended = letter.ended_at.as_deref().map(|at| now.since(clock::read(at)));
+        table.row(vec![
+            Cell::bold(short(letter.run_id)),
+            Cell::plain(&letter.flow),
+            Cell::plain(&letter.step),
+            Cell::dim(ended.map_or_else(String::new, |ago| format!("{} ago", Brief(ago)))),
+            Cell::plain(letter.message.as_deref().unwrap_or_default()),
+        ]);
+    }
+    table.print(app.output)
 }
 
 /// What is done with dead letters.
@@ -262,75 +215,91 @@ impl What {
             Self::Drop => "dropped",
         }
     }
-
-    fn request(self, run_id: RunId, kept: Duration) -> Request {
-        match self {
-            Self::Retry => Request::RetryDead { run_id },
-            Self::Drop => {
-                let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
-                Request::Steer(Steer::DropDead { run_id, kept_ms })
-            }
-        }
-    }
-}
-
-/// What became of many dead letters.
-#[derive(Default)]
-struct Tally {
-    done: Vec<Value>,
-    /// Somebody else was quicker.
-    before: usize,
-    failed: Vec<(RunId, Failure)>,
-    is_stopped: bool,
 }
 
 async fn deal(app: &App, args: &Deal, what: What) -> Outcome {
-    let letters = chosen(app, args).await?;
+    let reach = if args.dry_run { Reach::read(app).await? } else { Reach::write(app).await? };
+    let outcome = deal_by(app, &reach, args, what).await;
+    reach.finish(outcome).await
+}
+
+async fn deal_by(app: &App, reach: &Reach, args: &Deal, what: What) -> Outcome {
+    let letters = chosen(reach, args).await?;
     if letters.is_empty() {
         if app.output.json {
-            app.output.json(&json!({ "found": 0, what.done(): [], "before": 0, "failed": [] }))?;
+            app.output.json(&Dealt::default())?;
         }
         app.output.note("no dead letters");
         return Ok(Exit::Done);
     }
     if args.dry_run {
-        if app.output.json {
-            let ids: Vec<RunId> = letters.iter().map(|letter| letter.row.run.run_id).collect();
-            app.output.json(&json!({ "found": ids.len(), "would": what.verb(), "runs": ids }))?;
-        } else {
-            for (reason, group) in groups(&letters) {
-                let DeadReason { flow, step, message, .. } = reason;
-                app.output.line(format_args!("{:>7}  {flow}/{step}: {message}", group.count))?;
-            }
-            app.output.note(format_args!("{} dead letters; nothing was changed", letters.len()));
-        }
-        return Ok(Exit::Done);
+        return tell_of_dry_run(app, &letters);
     }
     confirm(app, args, what, letters.len())?;
-    let tally = carry_out(app, args, what, &letters).await?;
-    tell(app, what, letters.len(), &tally)
+    let (dealt, is_stopped) = carry_out(app, reach, args, what, &letters).await?;
+    tell(app, what, &dealt, is_stopped)
 }
 
-/// The dead letters that are named, or that match.
-async fn chosen(app: &App, args: &Deal) -> Result<Vec<DeadLetter>, Failure> {
-    let store = stores::open_to_read(app).await?;
-    let filter = args.filter.read(store.now().await?)?;
-    let letters = find(&*store, &filter).await?;
+fn tell_of_dry_run(app: &App, letters: &[DeadItem]) -> Outcome {
+    if app.output.json {
+        let done = letters.iter().map(|letter| flowgate_server::wire::dead::DealtRun {
+            run_id: letter.run_id,
+            new_run_id: None,
+        });
+        let done: Vec<_> = done.collect();
+        app.output.json(&Dealt { found: done.len() as u64, done, ..Dealt::default() })?;
+        return Ok(Exit::Done);
+    }
+    let mut groups: BTreeMap<(&str, &str, &str), u64> = BTreeMap::new();
+    for letter in letters {
+        *groups.entry((&letter.flow, &letter.step, &letter.reason)).or_default() += 1;
+    }
+    for ((flow, step, reason), count) in groups {
+        app.output.line(format_args!("{count:>7}  {flow}/{step}: {reason}"))?;
+    }
+    app.output.note(format_args!("{} dead letters; nothing was changed", letters.len()));
+    Ok(Exit::Done)
+}
+
+/// The dead letters that are named, or that match; the oldest first, as they would have come.
+async fn chosen(reach: &Reach, args: &Deal) -> Result<Vec<DeadItem>, Failure> {
+    let filter = args.filter.query()?;
+    let mut letters: Vec<DeadItem> = Vec::new();
+    let mut after: Option<String> = None;
+    loop {
+        let mut query: Vec<(&str, &str)> =
+            filter.iter().map(|(name, value)| (*name, &**value)).collect();
+        query.push(("limit", PAGE));
+        query.extend(after.as_deref().map(|after| ("after", after)));
+        let page: DeadPage = reach.get("/dead", &query).await?;
+        letters.extend(page.items);
+        after = page.next;
+        if after.is_none() || letters.len() >= LETTERS_MAX {
+            break;
+        }
+    }
+    letters.reverse();
     if args.runs.is_empty() {
         return Ok(letters);
     }
-    let mut wanted = Vec::new();
+    let mut wanted: Vec<RunId> = Vec::new();
     for text in &args.runs {
-        wanted.push(lookup::run_id(&*store, text).await?);
+        let path = format!("/runs/{}", crate::reach::segment(text));
+        let run: serde_json::Value = reach.get(&path, &[]).await?;
+        let run_id = serde_json::from_value(run["run_id"].clone()).map_err(|error| {
+            Failure::refused("reply_invalid", "the answer makes no sense here").source(error)
+        })?;
+        wanted.push(run_id);
     }
-    let is_dead = |run_id: &RunId| letters.iter().any(|letter| letter.row.run.run_id == *run_id);
+    let is_dead = |run_id: &RunId| letters.iter().any(|letter| letter.run_id == *run_id);
     if let Some(run_id) = wanted.iter().find(|run_id| !is_dead(run_id)) {
         let message = format!("run {run_id} is no dead letter that matches");
         return Err(Failure::refused("not_dead", message)
             .help(format!("see `flowgate why {run_id}`"))
             .path(run_id.to_string()));
     }
-    Ok(letters.into_iter().filter(|letter| wanted.contains(&letter.row.run.run_id)).collect())
+    letters.retain(|letter| wanted.contains(&letter.run_id));
+    Ok(letters)
 }
 
 /// Asks, where a person can answer.
@@ -352,54 +321,57 @@ fn confirm(app: &App, args: &Deal, what: What, count: usize) -> Result<(), Failu
     if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(unasked()) }
 }
 
-/// Deals with one after the other; Ctrl-C ends it between two.
+/// Deals with one after the other; Ctrl-C ends it between two. Whether that was so.
 async fn carry_out(
     app: &App,
+    reach: &Reach,
     args: &Deal,
     what: What,
-    letters: &[DeadLetter],
-) -> Result<Tally, Failure> {
+    letters: &[DeadItem],
+) -> Result<(Dealt, bool), Failure> {
     let mut stop = Stop::listen()?;
-    let hand = Hand::open(app).await?;
     let bar = bar(app, letters.len());
-    let mut tally = Tally::default();
-    let pause = args.rate.map_or(Duration::ZERO, |rate| {
-        Duration::from_millis(rate.per_ms).div_f64(f64::from(rate.count))
-    });
+    let path = format!("/dead/{}", what.verb());
+    let mut whole = Dealt { found: letters.len() as u64, ..Dealt::default() };
+    // With a rate one by one, so that they come evenly.
+    let (batch, pause) = match args.rate {
+        None => (BATCH, Duration::ZERO),
+        Some(rate) => (1, Duration::from_millis(rate.per_ms).div_f64(f64::from(rate.count))),
+    };
     let mut ticks = tokio::time::interval(pause.max(Duration::from_nanos(1)));
-    // The oldest first, as they would have come.
-    for letter in letters.iter().rev() {
+    let mut is_stopped = false;
+    for some in letters.chunks(batch) {
         tokio::select! {
             biased;
             _ = stop.next() => {
-                tally.is_stopped = true;
+                is_stopped = true;
                 break;
             }
             _ = ticks.tick() => {}
         }
-        let run_id = letter.row.run.run_id;
-        match hand.ask(what.request(run_id, app.config.retention.runs)).await {
-            Ok(Reply::Run(reply)) if reply.existed => tally.before += 1,
-            Ok(Reply::Run(reply)) => {
-                tally.done.push(json!({ "run_id": run_id, "new_run_id": reply.run_id }));
-            }
-            Ok(Reply::Value(value)) if value["dropped"] == true => {
-                tally.done.push(json!({ "run_id": run_id }));
-            }
-            Ok(Reply::Value(_)) => tally.before += 1,
-            Err(failure) if failure.code == "not_dead" => tally.before += 1,
-            Err(failure) if failure.exit == Exit::Store => {
+        let run_ids = some.iter().map(|letter| letter.run_id.to_string()).collect();
+        let request = DealRequest { run_ids: Some(run_ids), ..DealRequest::default() };
+        let dealt: Dealt = match reach.post(&path, &request).await {
+            Ok(dealt) => dealt,
+            Err(failure) => {
                 bar.finish_and_clear();
-                tell(app, what, letters.len(), &tally)?;
+                tell(app, what, &left(whole), false)?;
                 return Err(failure);
             }
-            Err(failure) => tally.failed.push((run_id, failure)),
-        }
-        bar.inc(1);
+        };
+        whole.done.extend(dealt.done);
+        whole.failed.extend(dealt.failed);
+        whole.before += dealt.before;
+        bar.inc(some.len() as u64);
     }
     bar.finish_and_clear();
-    hand.close().await;
-    Ok(tally)
+    Ok((left(whole), is_stopped))
+}
+
+/// With how many are left.
+fn left(dealt: Dealt) -> Dealt {
+    let dealt_with = (dealt.done.len() + dealt.failed.len()) as u64 + dealt.before;
+    Dealt { left: dealt.found.saturating_sub(dealt_with), ..dealt }
 }
 
 fn bar(app: &App, count: usize) -> ProgressBar {
@@ -411,35 +383,30 @@ fn bar(app: &App, count: usize) -> ProgressBar {
         .with_style(style.expect("the template is right"))
 }
 
-fn tell(app: &App, what: What, found: usize, tally: &Tally) -> Outcome {
-    let (done, failed) = (tally.done.len(), tally.failed.len());
-    let left = found - done - tally.before - failed;
-    let exit = match (tally.is_stopped, failed) {
+fn tell(app: &App, what: What, dealt: &Dealt, is_stopped: bool) -> Outcome {
+    let failed = dealt.failed.len();
+    let exit = match (is_stopped, failed) {
         (true, _) => Exit::Interrupted,
         (false, 0) => Exit::Done,
         (false, _) => Exit::Refused,
     };
     if app.output.json {
-        let failed: Vec<Value> = (tally.failed.iter())
-            .map(|(run_id, failure)| json!({ "run_id": run_id, "message": failure.cause() }))
-            .collect();
-        app.output.json(&json!({
-            "found": found, what.done(): tally.done, "before": tally.before, "failed": failed,
-            "left": left,
-        }))?;
+        app.output.json(dealt)?;
         return Ok(exit);
     }
-    for (run_id, failure) in tally.failed.iter().take(10) {
-        app.output.warning(format_args!("{run_id}: {}", failure.cause()));
+    for undealt in dealt.failed.iter().take(10) {
+        app.output.warning(format_args!("{}: {}", undealt.run_id, undealt.message));
     }
-    app.output.line(format_args!("{done} of {found} {}", what.done()))?;
-    if tally.before > 0 {
-        app.output.note(format_args!("{} had been dealt with by others", tally.before));
+    let done = dealt.done.len();
+    app.output.line(format_args!("{done} of {} {}", dealt.found, what.done()))?;
+    if dealt.before > 0 {
+        app.output.note(format_args!("{} had been dealt with by others", dealt.before));
     }
     if failed > 0 {
         app.output.note(format_args!("{failed} could not be {}", what.done()));
     }
-    if left > 0 {
+    if dealt.left > 0 {
+        let left = dealt.left;
         app.output.note(format_args!("{left} are left as they were; call it again to go on"));
     }
     Ok(exit)

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use super::App;
 use crate::clock;
-use crate::config::{Origin, Synchronous};
+use crate::config::Synchronous;
 use crate::failure::{Failure, Outcome};
 use crate::folders::{self, Folders};
 use crate::instance::{Instance, Work};
@@ -50,7 +50,7 @@ pub(crate) struct Args {
     /// Attempts at the same time [default: 256]
     #[arg(long, value_name = "N")]
     pub(crate) concurrency: Option<usize>,
-    /// Serve /healthz, /readyz and /metrics at this address
+    /// Serve the dashboard, the API, health and metrics here; or off [default: 127.0.0.1:7420]
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<String>,
 }
@@ -61,17 +61,14 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let (changed, mut changes) = mpsc::channel(1);
     let folders = Folders::new(vec![args.folder])?;
     let _watcher = folders::watch(&app, folders.paths(), changed);
-    let monitor = match app.config.origin_of("listen") {
-        // Where one is at work with its own hands, nothing is served that was not asked for.
-        Origin::Default => None,
-        Origin::Flag(_) | Origin::Variable(_) | Origin::File { .. } => Monitor::start(&app)?,
-    };
+    let monitor = Monitor::start(&app)?;
     let instance = Instance::open(&app, Work::Everything).await?;
     instance.subscribe(&app).await?;
     if let Some(monitor) = &monitor {
         monitor.work(instance.engine());
     }
-    let mut dev = Dev { app: &app, instance: &instance, folders, began: HashMap::new() };
+    let url = monitor.as_ref().filter(|_| app.config.api).and_then(Monitor::url);
+    let mut dev = Dev { app: &app, instance: &instance, folders, url, began: HashMap::new() };
     let outcome = tokio::select! {
         exit = stop.next() => Ok(exit),
         outcome = dev.serve(&mut changes, began) => outcome,
@@ -90,12 +87,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     outcome
 }
 
-async fn greet(
-    app: &App,
-    instance: &Instance,
-    folders: &Folders,
-    began: Instant,
-) -> Result<(), Failure> {
+async fn greet(dev: &Dev<'_>, began: Instant) -> Result<(), Failure> {
+    let Dev { app, instance, folders, url, began: _ } = dev;
     let durable = match (&app.config.store, app.config.synchronous) {
         (StoreUrl::Memory, _) => "runs are gone when this process ends",
         (StoreUrl::Sqlite(_), Synchronous::Full) => {
@@ -134,6 +127,9 @@ async fn greet(
         let go_on = if open == 1 { "run goes on" } else { "runs go on" };
         note("open", &format!("{open}{more} {go_on}"));
     }
+    if let Some(url) = url {
+        note("look", &format!("{url}/"));
+    }
     let took = clock::instant().duration_since(began);
     app.output.note(format_args!("ready in {}; Ctrl-C stops, and nothing is lost", Brief(took)));
     Ok(())
@@ -144,6 +140,8 @@ struct Dev<'a> {
     app: &'a App,
     instance: &'a Instance,
     folders: Folders,
+    /// Where the dashboard is.
+    url: Option<String>,
     /// When the runs that started under our eyes began.
     began: HashMap<RunId, Instant>,
 }
@@ -154,7 +152,7 @@ impl Dev<'_> {
         let mut news = self.instance.news();
         self.folders.read(self.app)?;
         self.folders.register(self.app, self.instance).await?;
-        greet(self.app, self.instance, &self.folders, began).await?;
+        greet(self, began).await?;
         self.folders.set_greeted();
         loop {
             tokio::select! {
@@ -247,7 +245,8 @@ impl Dev<'_> {
 
     /// How to end the wait of a step, if a signal does.
     async fn signal_of(&self, applied: &Applied, step: &str) -> Option<String> {
-        let flow = crate::lookup::flow_of(self.instance.store(), &applied.run).await.ok()?;
+        let flow =
+            flowgate_server::lookup::flow_of(self.instance.store(), &applied.run).await.ok()?;
         let action = &flow.step(flow.step_index(step)?).action;
         if let Action::Wait(Wait::Signal { signal, matches, .. }) = action {
             Some(signal_command(applied.run_id, signal, matches))

@@ -1,11 +1,13 @@
 //! `flowgate doctor`.
 
-use flowgate_store::{Finding, Level};
-use serde_json::json;
+use flowgate_server::ops;
+use flowgate_server::wire::doctor::{Examination, FindingItem, FindingLevel};
+use flowgate_store::Level;
 
 use super::App;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::output::Cell;
+use crate::reach::Reach;
 
 /// Letters of the longest level.
 const LEVEL_WIDTH: usize = "warning".len();
@@ -22,25 +24,29 @@ Examples:
 pub(crate) struct Args {}
 
 pub(crate) async fn run(app: App, _args: Args) -> Outcome {
-    let findings = app.config.store.examine().await;
-    let is_bad = findings.iter().any(|finding| finding.level == Level::Bad);
+    // A store that cannot be opened is the very thing to look at, so nothing is opened here.
+    let examined: Examination = match &app.config.server {
+        Some(_) => Reach::read(&app).await?.get("/doctor", &[]).await?,
+        None => ops::doctor::examine(&app.config.store).await,
+    };
     if app.output.json {
-        let shown: Vec<_> = findings.iter().map(value).collect();
-        app.output.json(&json!({
-            "store": app.config.store.to_string(), "healthy": !is_bad, "findings": shown,
-        }))?;
+        app.output.json(&examined)?;
     } else {
-        app.output.note(format_args!("store {}", app.config.store));
-        print(&app, &findings)?;
+        app.output.note(format_args!("store {}", examined.store));
+        print(&app, &examined.findings)?;
     }
-    Ok(if is_bad { Exit::RunFailed } else { Exit::Done })
+    Ok(if examined.healthy { Exit::Done } else { Exit::RunFailed })
 }
 
-fn print(app: &App, findings: &[Finding]) -> Result<(), Failure> {
+fn print(app: &App, findings: &[FindingItem]) -> Result<(), Failure> {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or_default();
     for finding in findings {
-        let check = finding.check;
-        let level = Cell::level(finding.level);
+        let check = &finding.check;
+        let level = Cell::level(match finding.level {
+            FindingLevel::Ok => Level::Good,
+            FindingLevel::Warning => Level::Warning,
+            FindingLevel::Bad => Level::Bad,
+        });
         let padding = " ".repeat(LEVEL_WIDTH - level.text().len());
         app.output.line(format_args!("{level}{padding}  {check:<width$}  {}", finding.found))?;
         if let Some(remedy) = &finding.remedy {
@@ -49,13 +55,4 @@ fn print(app: &App, findings: &[Finding]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn value(finding: &Finding) -> serde_json::Value {
-    json!({
-        "check": finding.check,
-        "level": Cell::level(finding.level).text(),
-        "found": finding.found,
-        "remedy": finding.remedy,
-    })
 }

@@ -3,18 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
-use flowgate_core::flow::{Action, Flow, FlowFile, Needs, Wait, diff, graph, schema};
-use flowgate_core::ids::SlotIndex;
+use flowgate_core::flow::{Flow, FlowFile, diff, schema};
 use flowgate_core::view::Brief;
-use flowgate_store::StoredRevision;
+use flowgate_server::ops;
+use flowgate_server::wire::Items;
+use flowgate_server::wire::flows::{
+    FlowDetail, FlowDiff, FlowItem, FlowProblem, GraphFormat, StartKind, StartsOn, Validation,
+};
 use serde_json::json;
 
 use super::App;
+use crate::clock;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::flow_files::{self, LoadError};
-use crate::lookup;
 use crate::output::{Cell, Table};
-use crate::stores;
+use crate::reach::{Reach, segment};
 
 /// Looks at flows.
 #[derive(Debug, clap::Args)]
@@ -96,12 +99,12 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         Verb::Show { flow, file } => show(&app, &flow, file).await,
         Verb::Validate { files } => validate(&app, &files),
         Verb::Graph { flow, format } => {
-            let found = find(&app, &flow).await?;
-            show_graph(&app, &found.flow, format)
+            let (_, flow) = find(&app, &flow).await?;
+            show_graph(&app, &flow, format)
         }
         Verb::Diff { old, new } => {
             let (old, new) = (find(&app, &old).await?, find(&app, &new).await?);
-            show_diff(&app, &old.flow.file, &new.flow.file)
+            show_diff(&app, &old.1.file, &new.1.file)
         }
         Verb::Schema => {
             let text = serde_json::to_string_pretty(&schema()).expect("a schema is JSON");
@@ -111,67 +114,53 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     }
 }
 
-/// A flow from a file or from the store.
-struct Found {
-    flow: Flow,
-    folder: Option<String>,
-    /// What the store knows about it.
-    stored: Option<(flowgate_core::time::Timestamp, bool)>,
-}
-
 /// The flow that `text` names: a file if there is one, else one in the store.
-async fn find(app: &App, text: &str) -> Result<Found, Failure> {
+async fn find(app: &App, text: &str) -> Result<(FlowDetail, Flow), Failure> {
     let path = Path::new(text);
     if path.is_file() {
         let loaded = flow_files::load(path).map_err(|error| error.into_failure(path))?;
-        return Ok(Found { flow: loaded.flow, folder: Some(loaded.folder), stored: None });
+        let detail = ops::flows::detail(&loaded.flow);
+        return Ok((FlowDetail { folder: Some(loaded.folder), ..detail }, loaded.flow));
     }
     if flow_files::is_path(text) {
         return Err(flow_files::missing(path));
     }
-    let store = stores::open_to_read(app).await?;
-    let stored = lookup::revision(&*store, text).await?;
-    let folder = stored.revision.folder.clone();
-    let known = (stored.registered_at, stored.active);
-    Ok(Found { flow: lookup::compile(stored)?, folder, stored: Some(known) })
+    let (name, revision) = match text.split_once('@') {
+        Some((name, revision)) => (name, Some(revision)),
+        None => (text, None),
+    };
+    let query: Vec<_> = revision.map(|revision| ("revision", revision)).into_iter().collect();
+    let path = format!("/flows/{}", segment(name));
+    let detail: FlowDetail = Reach::read(app).await?.get(&path, &query).await?;
+    let invalid = || {
+        let message = format!("flow `{name}` in the store is not valid here");
+        Failure::refused("flow_invalid", message).help("use the version that registered it")
+    };
+    let flow = Flow::new((*detail.file).clone()).map_err(|_| invalid())?;
+    Ok((detail, flow))
 }
 
 async fn list(app: &App) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let all = store.list_revisions(None).await?;
-    let active: Vec<&StoredRevision> = all.iter().filter(|stored| stored.active).collect();
-    let count = |name: &str| all.iter().filter(|s| s.revision.file.flow == name).count();
+    let listed: Items<FlowItem> = Reach::read(app).await?.get("/flows", &[]).await?;
     if app.output.json {
-        let items: Vec<_> = active
-            .iter()
-            .map(|stored| {
-                let file = &stored.revision.file;
-                json!({
-                    "flow": file.flow, "revision": stored.revision.revision,
-                    "revisions": count(&file.flow), "steps": file.steps.len(),
-                    "description": file.description, "folder": stored.revision.folder,
-                    "registered_at": stored.registered_at.to_string(),
-                })
-            })
-            .collect();
-        app.output.json(&json!({ "items": items }))?;
+        app.output.json(&listed)?;
         return Ok(Exit::Done);
     }
-    if active.is_empty() {
+    if listed.items.is_empty() {
         app.output.note("no flows yet; `flowgate run FILE` and `flowgate dev` add them");
         return Ok(Exit::Done);
     }
+    let now = clock::now();
     let mut table = Table::new(&["flow", "revision", "of", "steps", "registered", "description"]);
-    for stored in active {
-        let file = &stored.revision.file;
+    for item in &listed.items {
+        let ago = Brief(now.since(clock::read(&item.registered_at)));
         table.row(vec![
-            Cell::bold(&file.flow),
-            Cell::plain(&stored.revision.revision),
-            Cell::plain(count(&file.flow)),
-            Cell::plain(file.steps.len()),
-            Cell::dim(format!("{} ago", Brief(now.since(stored.registered_at)))),
-            Cell::dim(file.description.as_deref().unwrap_or_default()),
+            Cell::bold(&item.flow),
+            Cell::plain(&item.revision),
+            Cell::plain(item.revisions),
+            Cell::plain(item.steps),
+            Cell::dim(format!("{ago} ago")),
+            Cell::dim(item.description.as_deref().unwrap_or_default()),
         ]);
     }
     table.print(app.output)?;
@@ -179,72 +168,59 @@ async fn list(app: &App) -> Outcome {
 }
 
 async fn show(app: &App, text: &str, file_only: bool) -> Outcome {
-    let found = find(app, text).await?;
-    let flow = &found.flow;
+    let (detail, flow) = find(app, text).await?;
     if file_only {
         let file = serde_json::to_string_pretty(&flow.file).expect("a flow file is JSON");
         app.output.line(file)?;
         return Ok(Exit::Done);
     }
     if app.output.json {
-        let registered_at = found.stored.map(|(at, _)| at.to_string());
-        let steps: Vec<_> = flow
-            .steps
-            .iter()
-            .map(|step| {
-                let emits: Vec<_> = step.emits.iter().map(|s| &*flow.slot(*s).name).collect();
-                json!({
-                    "name": step.name, "starts_on": starts_on(flow, &step.needs),
-                    "does": does(&step.action), "emits": emits, "queue": step.queue,
-                })
-            })
-            .collect();
-        app.output.json(&json!({
-            "flow": flow.name, "revision": flow.revision, "folder": found.folder,
-            "active": found.stored.map(|(_, active)| active), "registered_at": registered_at,
-            "steps": steps, "file": flow.file,
-        }))?;
+        app.output.json(&detail)?;
         return Ok(Exit::Done);
     }
-    app.output.line(format_args!("flow      {}", Cell::bold(&flow.name)))?;
-    let standing = match found.stored {
+    app.output.line(format_args!("flow      {}", Cell::bold(&detail.flow)))?;
+    let standing = match detail.active {
         None => Cell::dim("(not in the store)"),
-        Some((_, true)) => Cell::dim("(active)"),
-        Some((_, false)) => Cell::dim("(not active)"),
+        Some(true) => Cell::dim("(active)"),
+        Some(false) => Cell::dim("(not active)"),
     };
-    app.output.line(format_args!("revision  {} {standing}", flow.revision))?;
-    if let Some(folder) = &found.folder {
+    app.output.line(format_args!("revision  {} {standing}", detail.revision))?;
+    if let Some(folder) = &detail.folder {
         app.output.line(format_args!("folder    {folder}"))?;
     }
-    if let Some(description) = &flow.file.description {
+    if let Some(description) = &detail.description {
         app.output.line(format_args!("about     {description}"))?;
     }
     app.output.line("")?;
     let mut table = Table::new(&["step", "starts on", "emits", "does"]);
-    for step in &flow.steps {
-        let emits: Vec<&str> = step.emits.iter().map(|slot| &*flow.slot(*slot).name).collect();
+    for step in &detail.steps {
         table.row(vec![
             Cell::bold(&step.name),
-            Cell::plain(starts_on(flow, &step.needs)),
-            Cell::plain(emits.join(", ")),
-            Cell::dim(does(&step.action)),
+            Cell::plain(starts_on(&step.starts_on)),
+            Cell::plain(step.emits.join(", ")),
+            Cell::dim(&step.does),
         ]);
     }
     table.print(app.output)?;
-    if !flow.file.schedules.is_empty() {
-        app.output.line("")?;
-        let mut table = Table::new(&["schedule", "when", "zone", "overlap", "catch up"]);
-        for (name, schedule) in &flow.file.schedules {
-            table.row(vec![
-                Cell::bold(name),
-                Cell::plain(schedule.when()),
-                Cell::plain(schedule.zone_name().unwrap_or_default()),
-                Cell::plain(text_of(&schedule.overlap.unwrap_or_default())),
-                Cell::plain(text_of(&schedule.catch_up.unwrap_or_default())),
-            ]);
-        }
-        table.print(app.output)?;
+    show_schedules(app, &flow)
+}
+
+fn show_schedules(app: &App, flow: &Flow) -> Outcome {
+    if flow.file.schedules.is_empty() {
+        return Ok(Exit::Done);
     }
+    app.output.line("")?;
+    let mut table = Table::new(&["schedule", "when", "zone", "overlap", "catch up"]);
+    for (name, schedule) in &flow.file.schedules {
+        table.row(vec![
+            Cell::bold(name),
+            Cell::plain(schedule.when()),
+            Cell::plain(schedule.zone_name().unwrap_or_default()),
+            Cell::plain(text_of(&schedule.overlap.unwrap_or_default())),
+            Cell::plain(text_of(&schedule.catch_up.unwrap_or_default())),
+        ]);
+    }
+    table.print(app.output)?;
     Ok(Exit::Done)
 }
 
@@ -254,61 +230,52 @@ fn text_of(value: &impl serde::Serialize) -> String {
     text.replace('"', "")
 }
 
-fn starts_on(flow: &Flow, needs: &Needs) -> String {
-    let names = |slots: &[SlotIndex], between: &str| {
-        let names: Vec<&str> = slots.iter().map(|slot| &*flow.slot(*slot).name).collect();
-        names.join(between)
-    };
-    match needs {
-        Needs::Start => "the start".to_owned(),
-        Needs::All(slots) => names(slots, " and "),
-        Needs::Any(slots) => names(slots, " or "),
-    }
-}
-
-fn does(action: &Action) -> String {
-    match action {
-        Action::Nothing => "completes at once".to_owned(),
-        Action::Process(process) => format!("runs {}", process.command.join(" ")),
-        Action::Shell(line) => format!("runs sh -c {}", line.trim()),
-        Action::Http(http) => format!("posts to {}", http.url),
-        Action::Worker(name) => format!("calls the worker {name}"),
-        Action::Wait(Wait::Delay(delay)) => format!("waits {}", Brief(*delay)),
-        Action::Wait(Wait::Until(at)) => format!("waits until {at}"),
-        Action::Wait(Wait::Signal { signal, .. }) => format!("waits for the signal {signal}"),
+fn starts_on(starts_on: &StartsOn) -> String {
+    match starts_on.kind {
+        StartKind::Start => "the start".to_owned(),
+        StartKind::All => starts_on.events.join(" and "),
+        StartKind::Any => starts_on.events.join(" or "),
     }
 }
 
 fn show_graph(app: &App, flow: &Flow, format: Format) -> Outcome {
-    let (name, drawing) = match format {
-        Format::Text => ("text", graph::text(flow)),
-        Format::Mermaid => ("mermaid", graph::mermaid(flow)),
-        Format::Dot => ("dot", graph::dot(flow)),
-        Format::Svg => ("svg", graph::svg(flow)),
-    };
+    let drawn = ops::flows::draw(
+        flow,
+        match format {
+            Format::Text => GraphFormat::Text,
+            Format::Mermaid => GraphFormat::Mermaid,
+            Format::Dot => GraphFormat::Dot,
+            Format::Svg => GraphFormat::Svg,
+        },
+    );
     if app.output.json {
-        app.output.json(&json!({
-            "flow": flow.name, "revision": flow.revision, "format": name, "graph": drawing,
-        }))?;
+        app.output.json(&drawn)?;
     } else {
-        app.output.text(&drawing)?;
+        app.output.text(&drawn.graph)?;
     }
     Ok(Exit::Done)
 }
 
 fn show_diff(app: &App, old: &FlowFile, new: &FlowFile) -> Outcome {
-    let changes = diff(old, new);
+    let changes = FlowDiff::new(&diff(old, new));
     if app.output.json {
-        app.output.json(&json!({ "changes": changes }))?;
+        app.output.json(&changes)?;
         return Ok(Exit::Done);
     }
-    if changes.is_empty() {
+    if changes.changes.is_empty() {
         app.output.note("no difference");
     }
-    for change in changes {
+    for change in changes.changes {
         app.output.line(change)?;
     }
     Ok(Exit::Done)
+}
+
+/// What is wrong with a file, as programs read it.
+fn invalid(name: &str, errors: Vec<FlowProblem>) -> serde_json::Value {
+    let mut value = json!(Validation { errors, ..Validation::default() });
+    value["file"] = name.into();
+    value
 }
 
 fn validate(app: &App, files: &[PathBuf]) -> Outcome {
@@ -317,10 +284,17 @@ fn validate(app: &App, files: &[PathBuf]) -> Outcome {
     for path in files {
         let name = path.display().to_string();
         match flow_files::load(path) {
-            Ok(loaded) if app.output.json => results.push(json!({
-                "file": name, "valid": true, "flow": loaded.flow.name,
-                "revision": loaded.flow.revision, "errors": [],
-            })),
+            Ok(loaded) if app.output.json => {
+                let mut value = json!(Validation {
+                    valid: true,
+                    flow: Some(loaded.flow.name.to_string()),
+                    revision: Some(loaded.flow.revision.to_string()),
+                    steps: Some(loaded.flow.steps.len()),
+                    errors: Vec::new(),
+                });
+                value["file"] = name.into();
+                results.push(value);
+            }
             Ok(loaded) => {
                 let (flow, steps) = (&loaded.flow.name, loaded.flow.steps.len());
                 let revision = &loaded.flow.revision;
@@ -332,7 +306,7 @@ fn validate(app: &App, files: &[PathBuf]) -> Outcome {
             Err(LoadError::Invalid(errors)) => {
                 exit = Exit::Usage;
                 if app.output.json {
-                    results.push(json!({ "file": name, "valid": false, "errors": errors }));
+                    results.push(invalid(&name, FlowProblem::of(&errors)));
                 } else {
                     app.output.line(errors.in_file(&name))?;
                 }
@@ -341,8 +315,9 @@ fn validate(app: &App, files: &[PathBuf]) -> Outcome {
                 exit = Exit::Usage;
                 let message = format!("cannot be read: {error}");
                 if app.output.json {
-                    let problem = json!({ "message": message, "remedy": "check its name" });
-                    results.push(json!({ "file": name, "valid": false, "errors": [problem] }));
+                    let (remedy, path) = ("check its name".to_owned(), String::new());
+                    let problem = FlowProblem { line: 1, column: 1, message, remedy, path };
+                    results.push(invalid(&name, vec![problem]));
                 } else {
                     app.output.line(format_args!("{name}:1:1: {message}; check its name"))?;
                 }

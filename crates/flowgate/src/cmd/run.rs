@@ -5,27 +5,28 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::flow::Flow;
-use flowgate_core::ids::RunId;
+use flowgate_core::flow::{Action, Flow};
+use flowgate_core::ids::{RunId, StepIndex};
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
-use flowgate_core::run::RunStatus;
+use flowgate_core::run::{Run, RunStatus, StepState};
 use flowgate_core::view::Brief;
+use flowgate_engine::{EngineError, StartDebounce, StartRequest};
 use flowgate_store::StoreUrl;
 
 use super::App;
 use super::runs::show::{note_of, took_of};
 use crate::config::Origin;
-use crate::control::StartOptions;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::flow_files::{self, LoadedFlow};
 use crate::input;
-use crate::instance::{Instance, Work, warn_of_workers};
-use crate::lookup;
+use crate::instance::{Instance, Work, failure, warn_of_workers};
 use crate::output::{Cell, Table, short, status_phrase};
 use crate::progress::Progress;
-use crate::report::RunReport;
 use crate::signals::Stop;
+use crate::stores;
+use flowgate_server::wire::runs::RunFacts;
+use flowgate_server::{lookup, ops};
 
 /// How long news of a run may be missed before it is looked for.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -72,6 +73,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         (None, Some(flow)) => Begin::start(&args, flow)?,
         (None, None) => unreachable!("clap wants a flow or --resume"),
     };
+    if let Begin::Resume(text) = &start {
+        check_open(&app, text).await?;
+    }
     let instance = Instance::open(&app, Work::Everything).await?;
     let outcome = start.go(&app, &instance, &args, &mut stop).await;
     let stopped = matches!(outcome, Ok(Followed { ended_by: EndedBy::Stop(_), .. }));
@@ -129,12 +133,8 @@ impl Begin {
         let store = instance.store();
         let run_id = match self {
             Self::Resume(text) => {
-                let run_id = lookup::run_id(store, &text).await?;
-                let run = lookup::run(store, run_id).await?.row.run;
-                if run.status.is_terminal() {
-                    return Err(ended(run_id, run.status));
-                }
-                run_id
+                // It may have ended since it was looked at, by this process.
+                lookup::run_id(store, &text).await?
             }
             Self::File { loaded, start } => {
                 warn_of_workers(app, &loaded.flow);
@@ -150,7 +150,8 @@ impl Begin {
         let run = lookup::run(store, run_id).await?.row.run;
         let flow = lookup::flow_of(store, &run).await?;
         let progress = Progress::new(app.output, &flow, run_id);
-        let followed = Follow { instance, flow, run_id, progress, no_wait: args.no_wait };
+        let (no_wait, is_alone) = (args.no_wait, !store.is_shared());
+        let followed = Follow { instance, flow, run_id, progress, no_wait, is_alone };
         followed.until_end(stop).await
     }
 }
@@ -158,9 +159,33 @@ impl Begin {
 impl Start {
     async fn go(self, instance: &Instance, flow: &str) -> Result<RunId, Failure> {
         let Self { input, key, tags } = self;
-        let options = StartOptions { key, tags, ..StartOptions::default() };
-        Ok(instance.start_run(flow, input, &options).await?.run_id)
+        let request = StartRequest {
+            key: key.map(Into::into),
+            tags: tags.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
+            // Whoever calls this wants to see the run.
+            debounce: StartDebounce::Never,
+            ..StartRequest::new(input)
+        };
+        match instance.engine().start_run(flow, request).await {
+            Ok(started) => Ok(started.run_id),
+            Err(EngineError::NoFlow(name)) => {
+                Err(lookup::no_flow(instance.store(), &name).await?.into())
+            }
+            Err(error) => Err(failure(error)),
+        }
     }
+}
+
+/// Refuses to go on with a run that has ended. It is looked at before this process works on the
+/// store, and might end it.
+async fn check_open(app: &App, text: &str) -> Result<(), Failure> {
+    if matches!(app.config.store, StoreUrl::Memory) {
+        return Ok(());
+    }
+    let store = stores::open_local(app).await?;
+    let run_id = lookup::run_id(&*store, text).await?;
+    let run = lookup::run(&*store, run_id).await?.row.run;
+    if run.status.is_terminal() { Err(ended(run_id, run.status)) } else { Ok(()) }
 }
 
 fn ended(run_id: RunId, status: RunStatus) -> Failure {
@@ -185,11 +210,13 @@ struct Follow<'a> {
     run_id: RunId,
     progress: Progress,
     no_wait: bool,
+    /// Whether no other process can execute steps of the store.
+    is_alone: bool,
 }
 
 /// A run that is not followed any more.
 struct Followed {
-    report: RunReport,
+    report: RunFacts,
     ended_by: EndedBy,
 }
 
@@ -198,6 +225,8 @@ enum EndedBy {
     Run,
     /// It waits, and the user does not.
     Waiting,
+    /// It waits for this worker, and no other process can be it.
+    NoWorker(Arc<str>),
     /// The user or the system stopped this process.
     Stop(Exit),
 }
@@ -218,9 +247,14 @@ impl Follow<'_> {
             if page.len() == PAGE_MAX {
                 continue;
             }
-            let status = lookup::run(self.instance.store(), self.run_id).await?.row.run.status;
-            if self.no_wait && status == RunStatus::Waiting {
+            let run = lookup::run(self.instance.store(), self.run_id).await?.row.run;
+            if self.no_wait && run.status == RunStatus::Waiting {
                 break EndedBy::Waiting;
+            }
+            if self.is_alone
+                && let Some(worker) = needs_worker(&self.flow, &run)
+            {
+                break EndedBy::NoWorker(worker);
             }
             let again = tokio::time::sleep(LOOK_AGAIN);
             tokio::select! {
@@ -233,8 +267,19 @@ impl Follow<'_> {
         let store = self.instance.store();
         let detail = lookup::run(store, self.run_id).await?;
         let events = flowgate_store::whole_log(store, self.run_id).await?;
-        Ok(Followed { report: RunReport::new(&self.flow, &detail, &events), ended_by })
+        Ok(Followed { report: ops::runs::show::facts(&self.flow, &detail, &events), ended_by })
     }
+}
+
+/// The worker that a run waits for, if it waits for nothing else.
+fn needs_worker(flow: &Flow, run: &Run) -> Option<Arc<str>> {
+    let mut open = flow.step_indexes().filter(|index| run.step(*index).state.is_open());
+    let worker = |index: StepIndex| {
+        let Action::Worker(name) = &flow.step(index).action else { return None };
+        (run.step(index).state == StepState::Queued).then(|| Arc::clone(name))
+    };
+    let first = worker(open.next()?)?;
+    open.all(|index| worker(index).is_some()).then_some(first)
 }
 
 /// Says what became of the run.
@@ -255,6 +300,15 @@ fn conclude(app: &App, followed: Followed) -> Outcome {
                 "it waits: see `flowgate why {run_id}`\ngo on with `flowgate run --resume {run_id}`"
             ));
             Ok(Exit::Done)
+        }
+        EndedBy::NoWorker(worker) => {
+            let run_id = short(report.run_id);
+            app.output.note(format_args!(
+                "it waits for the worker `{worker}`, which this process is not, and no other can \
+                 be in this store\nlet a remote worker claim it from `flowgate dev`, or end it with \
+                 `flowgate runs cancel {run_id}`"
+            ));
+            Ok(Exit::RunFailed)
         }
         EndedBy::Run | EndedBy::Stop(_) if report.status == RunStatus::Completed => Ok(Exit::Done),
         EndedBy::Run | EndedBy::Stop(_) => {
@@ -281,7 +335,7 @@ fn stopped(app: &App, run_id: RunId, exit: Exit) -> Failure {
         .path(run_id.to_string())
 }
 
-fn summary(app: &App, report: &RunReport) -> Result<(), Failure> {
+fn summary(app: &App, report: &RunFacts) -> Result<(), Failure> {
     let took = report.duration_ms.map(|ms| format!(" after {}", Brief(Duration::from_millis(ms))));
     app.output.line(format_args!(
         "run {} of flow `{}` {}{}",

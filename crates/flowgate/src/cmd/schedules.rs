@@ -1,16 +1,12 @@
 //! `flowgate schedules`.
 
 use clap::Subcommand;
-use flowgate_core::flow::nearest;
-use flowgate_core::limits::PAGE_MAX;
-use flowgate_core::schedule::{Fate, Occurrence, Reason, Schedule};
-use flowgate_core::time::Timestamp;
-use flowgate_engine::{NamedSchedule, read_schedules};
-use flowgate_store::Store;
-use serde_json::{Value, json};
+use flowgate_core::schedule::{Fate, Reason};
+use flowgate_server::wire::schedules::OccurrenceItem;
 
 use super::App;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
+use crate::reach::segment;
 
 mod add;
 mod change;
@@ -80,63 +76,19 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     }
 }
 
-/// A schedule as programs read it.
-pub(crate) fn item(named: &NamedSchedule, now: Timestamp) -> Value {
-    let record = &named.record;
-    json!({
-        "name": named.name, "flow": record.spec.flow, "schedule": record.spec.file,
-        "source": record.source, "paused": record.is_paused,
-        "next_at": next_at(named, now).map(|at| at.to_string()),
-        "decided_through": record.fired_through.to_string(),
-        "added_at": record.added_at.to_string(), "last_run": record.last_run,
-        "queued": record.queued.map(|at| at.to_string()), "pending": record.pending.len(),
-    })
-}
-
-/// The next due time after now; what is past and not decided yet is not waited for.
-fn next_at(named: &NamedSchedule, now: Timestamp) -> Option<Timestamp> {
-    let schedule = Schedule::new(&named.record.spec.file).ok()?;
-    schedule.next_after(named.record.fired_through.max(now))
-}
-
-/// An entry of the ledger as programs read it.
-pub(crate) fn row(row: &Occurrence) -> Value {
-    json!({
-        "due_at": row.due_at.to_string(), "fate": row.fate, "reason": row.reason,
-        "run_id": row.run_id, "decided_at": row.decided_at.to_string(), "term": row.term,
-        "asked": row.asked, "through": row.through.map(|at| at.to_string()), "error": row.error,
-    })
+/// The path of a schedule.
+fn path(name: &str) -> String {
+    format!("/schedules/{}", segment(name))
 }
 
 /// Why an occurrence was not started, for people.
-fn note(row: &Occurrence) -> String {
+fn note(row: &OccurrenceItem) -> String {
     let reason = row.reason.map(Reason::as_str).unwrap_or_default();
     match (&row.through, &row.error) {
         (Some(through), _) => format!("and all to {through}: {reason}"),
         (None, Some(error)) => error.clone(),
         (None, None) => reason.to_owned(),
     }
-}
-
-/// The schedule called `name`.
-async fn find(store: &dyn Store, name: &str) -> Result<NamedSchedule, Failure> {
-    let keys = [name.into()];
-    let found = store.read_records(flowgate_engine::SCHEDULE, &keys).await?;
-    match found.into_iter().flatten().next() {
-        Some(record) => Ok(NamedSchedule::read(record)?),
-        None => Err(unknown(store, name).await?),
-    }
-}
-
-/// What to say about a schedule that the store does not have.
-pub(crate) async fn unknown(store: &dyn Store, name: &str) -> Result<Failure, Failure> {
-    let known = read_schedules(store, None, PAGE_MAX).await?;
-    let help = match nearest(name, known.iter().map(|named| &*named.name)) {
-        Some(near) => format!("did you mean `{near}`?"),
-        None => "see `flowgate schedules list`; those of a flow file are FLOW/NAME".to_owned(),
-    };
-    let message = format!("there is no schedule `{name}`");
-    Ok(Failure::not_found("schedule_not_found", message).help(help).path(name))
 }
 
 /// The names of all fates, for the command line.

@@ -5,15 +5,33 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
+use super::api::{self, Token};
 use super::sinks::{self, Sink};
+use super::webhooks::{self, Hook};
 use super::{Origin, known};
 use crate::failure::{Exit, Failure};
+
+/// Tables whose keys are settings of their own.
+const TABLES: [&str; 10] = [
+    "api",
+    "degradation",
+    "http",
+    "leader",
+    "otlp",
+    "process",
+    "retention",
+    "secrets",
+    "store",
+    "tls",
+];
 
 /// What a settings file says.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FileSettings {
     pub(super) settings: BTreeMap<&'static str, (String, Origin)>,
     pub(super) sinks: Vec<Sink>,
+    pub(super) hooks: Vec<Hook>,
+    pub(super) tokens: Vec<Token>,
 }
 
 /// Reads the settings in the file at `path`.
@@ -37,7 +55,9 @@ pub(super) fn parse(name: &str, text: &str) -> Result<FileSettings, Failure> {
     })?;
     let mut settings = BTreeMap::new();
     flatten(&Reading { name, text }, "", table.get_ref(), &mut settings)?;
-    Ok(FileSettings { settings, sinks: sinks::parse(name, text)? })
+    let (sinks, hooks) = (sinks::parse(name, text)?, webhooks::parse(name, text)?);
+    let tokens = api::parse(name, text)?;
+    Ok(FileSettings { settings, sinks, hooks, tokens })
 }
 
 struct Reading<'a> {
@@ -61,18 +81,23 @@ fn flatten(
     for (key, value) in table {
         let line = line_at(reading.text, key.span().start);
         let key = format!("{prefix}{}", key.get_ref());
-        if key == "subscribers" && matches!(value.get_ref(), DeValue::Table(_)) {
+        let is_of_names = matches!(key.as_str(), "subscribers" | "tokens" | "webhooks");
+        if is_of_names && matches!(value.get_ref(), DeValue::Table(_)) {
             continue;
         }
         if let DeValue::Table(inner) = value.get_ref()
             && prefix.is_empty()
-            && matches!(key.as_str(), "degradation" | "leader" | "retention" | "store")
+            && TABLES.contains(&key.as_str())
         {
             flatten(reading, &format!("{key}."), inner, settings)?;
             continue;
         }
         // A table cannot be a text too, so the URL has a name in it.
-        let key = if key == "store.url" { "store".to_owned() } else { key };
+        let key = match key.as_str() {
+            "store.url" => "store".to_owned(),
+            "api.serve" => "api".to_owned(),
+            _ => key,
+        };
         let key = known(&key).map_err(|failure| reading.wrong(line, failure))?;
         let value = scalar(key, value.get_ref()).map_err(|f| reading.wrong(line, f))?;
         settings.insert(key, (value, Origin::File { path: reading.name.to_owned(), line }));
@@ -85,13 +110,16 @@ fn scalar(key: &str, value: &DeValue<'_>) -> Result<String, Failure> {
     let wrong = || Failure::usage("config_invalid", format!("`{key}` cannot have such a value"));
     match value {
         DeValue::String(text) => Ok(text.to_string()),
-        DeValue::Boolean(value) if key == "store.allow_volatile" => Ok(value.to_string()),
+        DeValue::Boolean(value) if key.contains(".allow_") => Ok(value.to_string()),
         DeValue::Integer(number) if key == "concurrency" => Ok(number.as_str().to_owned()),
         DeValue::Integer(number) => {
             let number = number.as_str();
             Err(wrong().help(format!("write it in quotes and with a unit, such as \"{number}s\"")))
         }
-        DeValue::Array(list) if key == "queues" || key.starts_with("degradation.") => {
+        DeValue::Array(list)
+            if matches!(key, "queues" | "api.hosts" | "http.allow_private" | "process.allow")
+                || key.starts_with("degradation.") =>
+        {
             let names: Option<Vec<&str>> =
                 list.iter().map(|name| name.get_ref().as_str()).collect();
             names

@@ -37,6 +37,8 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
         [
             "store=sqlite:.flowgate/flowgate.db default",
             "store.allow_volatile=false default",
+            "server= default",
+            "token= default",
             "concurrency=3 flowgate.toml:1",
             "lease=9s flag --set",
             "leader.lease=10s default",
@@ -49,6 +51,10 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
             "role=all default",
             "pool= default",
             "listen=127.0.0.1:7420 default",
+            "api=on default",
+            "api.hosts= default",
+            "tls.cert= default",
+            "tls.key= default",
             "summary_interval=30s default",
             "degradation.store_latency=250ms,1s default",
             "degradation.loop_delay=200ms,1s default",
@@ -57,6 +63,11 @@ fn a_flag_is_over_a_variable_over_the_file_over_the_default() {
             "degradation.queue_due=50000,1000000 default",
             "degradation.queue_age=5m,1h default",
             "degradation.schedules=pause default",
+            "http.allow_private= default",
+            "process.allow= default",
+            "api.allow_process=false default",
+            "secrets.folder= default",
+            "otlp.endpoint=off default",
         ]
     );
 }
@@ -92,6 +103,92 @@ fn the_settings_of_a_worker_are_read() {
         ..DegradationConfig::DEFAULT
     };
     assert_eq!(config.degradation, expected);
+}
+
+#[test]
+fn what_steps_may_reach_and_start_is_read() {
+    let config = load(&[], &[], "").unwrap();
+    assert_eq!(config.http_allow_private, PrivateTargets::NONE);
+    assert!(config.process_allow.is_empty() && !config.api_allow_process);
+    let file = "api.allow_process = true\n[http]\nallow_private = [\"127.0.0.1\", \"a.internal\"]\n\
+                [process]\nallow = [\"/bin/sh\"]\n";
+    let config = load(&[], &[], file).unwrap();
+    let targets = ["127.0.0.1", "a.internal"].map(|target| target.parse().unwrap());
+    assert_eq!(config.http_allow_private, PrivateTargets::Only(targets.to_vec()));
+    assert_eq!(*config.process_allow, ["/bin/sh".to_owned()]);
+    assert!(config.api_allow_process);
+    let config = load(&[], &[("FLOWGATE_HTTP_ALLOW_PRIVATE", "true")], file).unwrap();
+    assert_eq!(config.http_allow_private, PrivateTargets::All);
+}
+
+#[test]
+fn a_wrong_setting_of_what_steps_may_do_says_what_to_write() {
+    let rows = [
+        (
+            "http.allow_private = \"127.0.0.1:80\"",
+            "http.allow_private (flowgate.toml:1): `127.0.0.1:80` is neither an address, nor a \
+             network such as 10.0.0.0/8, nor the name of a host",
+            "write addresses, networks and hosts with commas between, such as \
+             127.0.0.1,10.20.0.0/16,billing.internal, or true for all",
+        ),
+        (
+            "process.allow = \"python3\"",
+            "process.allow (flowgate.toml:1): `python3` is not an absolute path",
+            "write absolute paths with commas between, such as /usr/bin/python3,/bin/sh",
+        ),
+        (
+            "secrets.folder = \"/no/such/folder\"",
+            "secrets.folder (flowgate.toml:1): there is no folder `/no/such/folder`",
+            "name a folder with one file for each secret, or leave it empty",
+        ),
+    ];
+    for (file, message, help) in rows {
+        check_refused(load(&[], &[], file), message, help);
+    }
+}
+
+#[tokio::test]
+async fn a_variable_with_the_right_beginning_is_a_secret_and_is_never_shown() {
+    let variables = [("FLOWGATE_SECRET_TOKEN", "canary-7"), ("FLOWGATE_STORE", "memory:")];
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let secrets = Secrets::default().with(guard::secrets(variables.into_iter()));
+    assert_eq!(secrets.get("TOKEN").await.unwrap().reveal(), "canary-7");
+    assert!(secrets.get("STORE").await.is_err());
+    let config = Config { secrets, ..load(&[], &[], "").unwrap() };
+    assert!(!format!("{config:?}").contains("canary"));
+    check_variables(["FLOWGATE_SECRET_STOER".to_owned()].into_iter()).unwrap();
+}
+
+#[test]
+fn a_webhook_has_one_effect_and_secrets_that_stand_elsewhere() {
+    let file = "[webhooks.build]\nflow = \"build\"\n\
+                secrets = [\"${secret:NEW}\", \"env:OLD_HOOK\"]\ntolerance = \"1m\"\n";
+    let config = load(&[], &[], file).unwrap();
+    let canary = "whsec_Y2FuYXJ5LWNhbmFyeS1jYW5hcnktY2FuYXJ5";
+    let given = |value: &'static str| move |name: &str| (name == "OLD_HOOK").then(|| value.into());
+    let served = webhooks::resolve(&config.hooks, given(canary)).unwrap();
+    let hook = &served["build"];
+    assert_eq!((hook.secrets.len(), hook.tolerance), (2, Duration::from_mins(1)));
+    assert!(!format!("{served:?}").contains("canary"));
+    let absent = webhooks::resolve(&config.hooks, |_| None).unwrap_err();
+    assert!(absent.message.contains("there is no variable `OLD_HOOK`"), "{}", absent.message);
+    let wrong = webhooks::resolve(&config.hooks, given("canary")).unwrap_err();
+    assert!(!wrong.message.contains("canary"), "{}", wrong.message);
+    let help = "see docs/guide/webhooks.md for the settings of a webhook";
+    let rows = [
+        ("secrets = ['env:A']", "it has either `flow`, which it starts, or `signal`"),
+        ("flow = 'a'\nsecrets = []", "`secrets` has 1 to 10 entries"),
+        ("flow = 'a'\nsecrets = ['env:A']\ntolerance = '2h'", "`tolerance` is from 1s to 1h"),
+        (
+            "flow = 'a'\nsecrets = ['whsec_abc']",
+            "an entry of `secrets` is `${secret:NAME}` or `env:VARIABLE`; the file is no place for \
+             a secret itself",
+        ),
+    ];
+    for (rest, message) in rows {
+        let message = format!("flowgate.toml:1: webhook `a`: {message}");
+        check_refused(load(&[], &[], &format!("[webhooks.a]\n{rest}\n")), &message, help);
+    }
 }
 
 #[test]
@@ -238,4 +335,73 @@ fn a_store_may_be_a_table_and_shows_no_password() {
     let shown: Vec<_> = config.settings.iter().take(2).map(Setting::shown).collect();
     assert_eq!(shown, ["postgres://u:***@h/db", "true"]);
     assert_eq!(config.store.to_string(), "postgres://u:***@h/db");
+}
+
+#[test]
+fn the_collector_is_named_by_our_variable_or_by_the_standard_one() {
+    type Row<'a> = (&'a [(&'a str, &'a str)], &'a str, Option<&'a str>);
+    let ours = ("FLOWGATE_OTLP_ENDPOINT", "http://a:4318");
+    let standard = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://b:4318");
+    let file = "[otlp]\nendpoint = \"http://c:4318\"\n";
+    let rows: [Row<'_>; 6] = [
+        (&[], "", None),
+        (&[ours, standard], file, Some("http://a:4318/v1/traces")),
+        (&[standard], file, Some("http://b:4318/v1/traces")),
+        (&[], file, Some("http://c:4318/v1/traces")),
+        (&[("FLOWGATE_OTLP_ENDPOINT", "off"), standard], file, None),
+        (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "")], "", None),
+    ];
+    for (variables, file, expected) in rows {
+        let endpoint = load(&[], variables, file).unwrap().otlp_endpoint;
+        assert_eq!(endpoint.map(|endpoint| endpoint.traces_url()).as_deref(), expected);
+    }
+    check_refused(
+        load(&[("otlp.endpoint", "grpc://a:4317")], &[], ""),
+        "otlp.endpoint (flag --set): `grpc://a:4317` is not the URL of a collector: it begins \
+         neither with http:// nor with https://",
+        "write the base URL of OTLP over HTTP, such as http://127.0.0.1:4318, or off",
+    );
+}
+
+#[test]
+fn the_settings_of_the_api_are_read() {
+    let digest = "ab".repeat(32);
+    let file = format!(
+        "[api]\nserve = \"off\"\nhosts = [\"a.example\", \"[::2]\"]\n[tls]\ncert = \"c.pem\"\n\
+         key = \"k.pem\"\n[tokens.ci]\nsha256 = \"{digest}\"\nscope = \"run\"\n\
+         expires = \"2030-01-01T00:00:00Z\"\n"
+    );
+    let config = load(&[], &[], &file).unwrap();
+    assert!(!config.api);
+    assert_eq!(config.api_hosts, ["a.example", "[::2]"]);
+    assert_eq!(config.tls.map(|files| files.key), Some("k.pem".into()));
+    let token = &config.tokens[0];
+    assert_eq!((&*token.entry.name, token.entry.sha256), ("ci", [0xab; 32]));
+    assert_eq!(token.shown(), "run, until 2030-01-01T00:00:00.000Z");
+    assert_eq!(token.origin.to_string(), "flowgate.toml:7");
+}
+
+#[test]
+fn a_token_that_cannot_be_used_says_where_it_stands() {
+    let help = "`flowgate tokens new NAME --scope read` makes one and says what to write";
+    let digest = "ab".repeat(32);
+    let rows = [
+        (
+            "sha256 = \"x\"\nscope = \"run\"".to_owned(),
+            "`sha256` is not 64 hexadecimal digits; never write the token itself here",
+        ),
+        (
+            format!("sha256 = \"{digest}\"\nscope = \"all\""),
+            "`scope` is none of read, run, deploy and admin",
+        ),
+    ];
+    for (lines, said) in rows {
+        let message = format!("flowgate.toml:1: token `ci`: {said}");
+        check_refused(load(&[], &[], &format!("[tokens.ci]\n{lines}\n")), &message, help);
+    }
+    check_refused(
+        load(&[("tls.cert", "c.pem")], &[], ""),
+        "`tls.cert` and `tls.key` go together, and one of them is not set",
+        "set both, or none",
+    );
 }

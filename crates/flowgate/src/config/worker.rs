@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use flowgate_core::ids::is_identifier;
+use flowgate_traces::{Endpoint, EndpointError};
 
 use super::Wrong;
 
@@ -80,5 +81,16 @@ pub(super) fn parse_listen(text: &str) -> Result<Listen, Wrong> {
     text.parse().map(Listen::At).map_err(|_| {
         let help = "write an IP address and a port, such as 127.0.0.1:7420 or 0.0.0.0:7420, or off";
         (format!("`{text}` is not an address"), help.to_owned())
+    })
+}
+
+pub(super) fn parse_endpoint(text: &str) -> Result<Option<Endpoint>, Wrong> {
+    // An empty variable counts as none, by the rules of OpenTelemetry.
+    if matches!(text, "off" | "") {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|error: EndpointError| {
+        let help = "write the base URL of OTLP over HTTP, such as http://127.0.0.1:4318, or off";
+        (error.to_string(), help.to_owned())
     })
 }

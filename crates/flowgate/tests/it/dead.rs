@@ -19,11 +19,11 @@ fn dead_letters_are_grouped_retried_once_and_dropped() {
     assert_eq!(list["total"], 3);
     let first = list["items"][2]["run_id"].as_str().unwrap();
     let groups = sandbox.flowgate(&["dead", "list", "--group", "--json"]).exits(0).json();
-    let group = &groups["groups"][0];
-    assert_eq!(groups["groups"].as_array().unwrap().len(), 1);
+    let group = &groups["items"][0];
+    assert_eq!(groups["items"].as_array().unwrap().len(), 1);
     assert_eq!((&group["count"], &group["flow"]), (&3.into(), &"failing".into()));
     assert_eq!(
-        (&group["step"], &group["message"]),
+        (&group["step"], &group["reason"]),
         (&"charge".into(), &"the card was declined".into())
     );
     assert_eq!(group["kind"], "failed");
@@ -40,8 +40,8 @@ fn dead_letters_are_grouped_retried_once_and_dropped() {
 
     let one = ["dead", "retry", "--tag", "number=0", "--reason", "CARD", "--yes", "--json"];
     let one = sandbox.flowgate(&one).exits(0).json();
-    assert_eq!(one["retried"][0]["run_id"], first);
-    let new = one["retried"][0]["new_run_id"].as_str().unwrap();
+    assert_eq!(one["done"][0]["run_id"], first);
+    let new = one["done"][0]["new_run_id"].as_str().unwrap();
     assert_eq!(total(&sandbox), 2);
     let shown = sandbox.flowgate(&["runs", "show", first, "--json"]).exits(0).json();
     assert_eq!(
@@ -74,7 +74,7 @@ fn dead_letters_are_dealt_with_beside_the_process_that_owns_the_store() {
     }
     until("all fail", || total(&sandbox) == 4);
     let dropped = sandbox.flowgate(&["dead", "drop", "--yes", "--since", "1h", "--json"]).exits(0);
-    assert_eq!(dropped.json()["dropped"].as_array().unwrap().len(), 4);
+    assert_eq!(dropped.json()["done"].as_array().unwrap().len(), 4);
     sandbox.flowgate(&["runs", "start", "failing"]).exits(0);
     until("it fails", || total(&sandbox) == 1);
     let retried = sandbox.flowgate(&["dead", "retry", "--yes", "--rate", "10/s"]).exits(0);

@@ -139,7 +139,9 @@ fn a_step_that_nobody_here_can_execute_is_named() {
     dev.interrupt().exits(130);
     let done = sandbox.flowgate(&["run", "w.yaml"]).exits(1);
     assert!(done.stderr.contains("calls the worker `reserve`"), "{done:?}");
-    assert!(done.stdout.contains("no worker is registered under `reserve`"), "{done:?}");
+    assert!(done.stderr.contains("it waits for the worker `reserve`"), "{done:?}");
+    let why = sandbox.flowgate(&["why", "latest"]).exits(0);
+    assert!(why.stdout.contains("waits for a worker `reserve`; none has asked for it"), "{why:?}");
 }
 
 #[test]

@@ -20,10 +20,13 @@ fn expect(report: &serde_json::Value, expected: &[(&str, &str)]) {
 fn every_example_is_valid() {
     let sandbox = Sandbox::new();
     let folder = repository().join("examples");
-    let files: Vec<String> = std::fs::read_dir(folder)
+    let mut files: Vec<String> = std::fs::read_dir(&folder)
         .unwrap()
-        .map(|entry| entry.unwrap().path().display().to_string())
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file())
+        .map(|path| path.display().to_string())
         .collect();
+    files.push(folder.join("polyglot/flow.yaml").display().to_string());
     assert!(files.len() >= 5);
     let args: Vec<&str> =
         ["flows", "validate"].into_iter().chain(files.iter().map(|f| &**f)).collect();
@@ -48,10 +51,20 @@ fn the_order_example_completes() {
         "revision",
         "status",
         "started_at",
+        "updated_at",
         "ended_at",
         "duration_ms",
         "key",
+        "tags",
+        "retry_of",
+        "failure",
+        "version",
         "steps",
+        "steps_complete",
+        "input",
+        "state",
+        "jobs",
+        "events_removed",
     ];
     for field in expected {
         assert!(fields.iter().any(|name| *name == field), "{field}");

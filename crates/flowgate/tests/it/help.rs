@@ -46,6 +46,9 @@ fn every_verb_has_a_help_with_an_example() {
         &["store", "copy"],
         &["bench"],
         &["config", "show"],
+        &["serve"],
+        &["tokens", "new"],
+        &["openapi"],
         &["completions"],
     ];
     for verb in verbs {

@@ -2,21 +2,27 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 #![expect(clippy::disallowed_methods, reason = "these tests watch processes in real time")]
 
+mod access;
+mod bad_requests;
+mod canary;
 mod config;
 mod copy;
 mod crash;
 mod dead;
+mod demo;
 mod dev;
 mod doctor;
 mod examples;
 mod flows;
 mod help;
 mod metrics;
+mod polyglot;
 mod queues;
 mod run;
 mod runs;
 mod sandbox;
 mod schedules;
+mod server;
 mod shared;
 mod subscribers;
 mod worker;

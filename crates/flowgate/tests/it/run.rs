@@ -135,3 +135,24 @@ fn colours_are_for_terminals_unless_asked_for() {
     let always = sandbox.flowgate(&["run", "retry.yaml", "--color", "always"]).exits(0);
     assert!(always.stdout.contains('\u{1b}'));
 }
+
+#[test]
+fn spans_of_a_run_reach_the_collector_that_the_settings_name_and_nobody_otherwise() {
+    let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let heard = std::thread::spawn(move || {
+        let (mut stream, _) = collector.accept().unwrap();
+        let mut head = [0; 512];
+        let count = std::io::Read::read(&mut stream, &mut head).unwrap();
+        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        std::io::Write::write_all(&mut stream, answer).unwrap();
+        String::from_utf8_lossy(&head[..count]).into_owned()
+    });
+    let sandbox = Sandbox::with_examples();
+    sandbox.flowgate(&["run", "retry.yaml"]).exits(0);
+    assert!(!heard.is_finished(), "nobody asked for spans");
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
+    sandbox.flowgate_with(&variables, &["run", "retry.yaml"]).exits(0);
+    let head = heard.join().unwrap();
+    assert!(head.starts_with("POST /v1/traces HTTP/1.1\r\n"), "{head}");
+}

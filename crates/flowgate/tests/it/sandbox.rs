@@ -34,6 +34,9 @@ impl Sandbox {
         let sandbox = Self::new();
         for entry in std::fs::read_dir(repository().join("examples")).unwrap() {
             let path = entry.unwrap().path();
+            if path.is_dir() {
+                continue;
+            }
             std::fs::copy(&path, sandbox.path(path.file_name().unwrap().to_str().unwrap()))
                 .unwrap();
         }
@@ -102,11 +105,19 @@ impl Sandbox {
     pub(crate) fn spawn_with(&self, variables: &[(&str, &str)], args: &[&str]) -> Running {
         let mut command = self.command(args);
         command.envs(variables.iter().copied());
-        let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = pipes.spawn().unwrap();
-        let stdout = Collected::from(child.stdout.take().unwrap());
-        let stderr = Collected::from(child.stderr.take().unwrap());
-        Running { child, stdout, stderr }
+        Running::start(&mut command)
+    }
+
+    /// Starts another program in the folder, and returns while it runs.
+    pub(crate) fn program(
+        &self,
+        program: &str,
+        variables: &[(&str, &str)],
+        args: &[&str],
+    ) -> Running {
+        let mut command = Command::new(program);
+        command.args(args).envs(variables.iter().copied()).current_dir(self.folder.path());
+        Running::start(&mut command)
     }
 
     /// Starts `dev` and waits until it is ready.
@@ -143,7 +154,10 @@ pub(crate) struct Worker {
 impl Worker {
     /// The status and the body of the answer to a GET, if it answers.
     pub(crate) fn try_get(&self, path: &str) -> Option<(u16, String)> {
-        ask(self.address, &format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n"))
+        ask(
+            self.address,
+            &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"),
+        )
     }
 
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
@@ -244,6 +258,19 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    fn start(command: &mut Command) -> Self {
+        let pipes = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = pipes.spawn().unwrap();
+        let stdout = Collected::from(child.stdout.take().unwrap());
+        let stderr = Collected::from(child.stderr.take().unwrap());
+        Self { child, stdout, stderr }
+    }
+
+    /// Whether it has not ended.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

@@ -55,7 +55,7 @@ fn schedules_are_seen_and_steered(place: &Where) {
     assert_eq!(names(&listed), ["tick/often", "tick/yearly"]);
     let add = ["schedules", "add", "mine", "--flow", "tick", "--every", "1h", "--input", "{}"];
     place.flowgate(&sandbox, &add).exits(0);
-    place.flowgate(&sandbox, &add).exits(2);
+    place.flowgate(&sandbox, &add).exits(5);
     place.flowgate(&sandbox, &[&add[..], &["--replace", "--overlap", "skip"]].concat()).exits(0);
     let first = place.json(&sandbox, &["schedules", "list", "--limit", "2"]);
     assert_eq!(
@@ -103,7 +103,7 @@ fn schedules_are_seen_and_steered(place: &Where) {
     let expected = ["2026-12-31T23:00:00.000Z", "2027-12-31T23:00:00.000Z"];
     assert_eq!(items(&next), expected.map(Value::from));
     place.flowgate(&sandbox, &["schedules", "remove", "mine"]).exits(0);
-    place.flowgate(&sandbox, &["schedules", "remove", "tick/often"]).exits(2);
+    place.flowgate(&sandbox, &["schedules", "remove", "tick/often"]).exits(5);
     let slip = place.flowgate(&sandbox, &["schedules", "show", "tick/ofen"]).exits(4);
     assert!(slip.stderr.contains("did you mean `tick/often`?"), "{slip:#?}");
 

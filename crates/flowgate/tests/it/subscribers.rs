@@ -66,7 +66,7 @@ fn a_file_gets_every_event_and_the_verbs_say_so() {
         (all.len() == 3 && lines(&path) == all).then_some(())
     });
     let listed = sandbox.flowgate(&["subscribers", "list", "--json"]).exits(0).json();
-    let row = &listed["subscribers"][0];
+    let row = &listed["items"][0];
     assert_eq!((&row["subscriber"], &row["kind"]), (&"archive".into(), &"file".into()));
     assert_eq!((&row["state"], &row["mode"]), (&"active".into(), &"coordinated".into()));
     let shown = sandbox.flowgate(&["subscribers", "show", "archive"]).exits(0);
@@ -139,7 +139,7 @@ fn active<'a>(place: &Place, sandbox: &Sandbox, devs: &'a [Running]) -> Option<&
     let shown = shown.exits(0).json();
     let name = shown["partitions"][0]["active_on"].as_str()?.to_owned();
     let listed = place.flowgate(sandbox, &["instances", "--json"]).exits(0).json();
-    let rows = listed["instances"].as_array().unwrap();
+    let rows = listed["items"].as_array().unwrap();
     let row = rows.iter().find(|row| row["instance"] == name.as_str())?;
     devs.iter().find(|dev| row["pid"].as_u64() == Some(u64::from(dev.id())))
 }

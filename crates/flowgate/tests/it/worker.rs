@@ -190,7 +190,7 @@ fn roles_start_with_their_defaults(sandbox: &Sandbox, store: &[&str]) {
         let list = [&["instances", "--json"][..], store].concat();
         let row = eventually("it is listed", || {
             let listed = sandbox.flowgate(&list).exits(0).json();
-            listed["instances"].as_array().unwrap().first().cloned()
+            listed["items"].as_array().unwrap().first().cloned()
         });
         let expected = match (role, store) {
             ("auto", []) => "all",
@@ -229,7 +229,7 @@ fn workers_are_equal_and_listed_with_role_queues_and_pool() {
     let other = sandbox.worker(&[&["--role", "job-worker"], &store[..]].concat());
     let list = |more: &[&str]| {
         let listed = place.flowgate(&sandbox, &[&["instances", "--json"], more].concat()).json();
-        listed["instances"].as_array().unwrap().clone()
+        listed["items"].as_array().unwrap().clone()
     };
     eventually("both are listed", || (list(&[]).len() == 2).then_some(()));
     let [row] = &list(&["--pool", "gpu"])[..] else { panic!("there is one") };
@@ -293,14 +293,19 @@ fn a_taken_address_is_another_one_unless_it_was_chosen() {
 fn who_is_slow_to_ask_or_asks_for_something_else_is_told_off() {
     let sandbox = Sandbox::new();
     let worker = sandbox.worker(&[]);
-    let (status, body) = worker.get("/");
+    let (status, body) = worker.get("/api/v1/nothing");
     assert_eq!(status, 404);
-    assert!(body.contains("/healthz, /readyz and /metrics"), "{body}");
-    let post = "POST /metrics HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+    assert!(body.contains("/api/v1/openapi.json"), "{body}");
+    let post = "POST /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 5\r\n\r\nhello";
     assert_eq!(ask(worker.address, post).unwrap().0, 405);
-    let (status, body) = ask(worker.address, "HEAD /metrics HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    let (status, body) = ask(
+        worker.address,
+        "HEAD /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    )
+    .unwrap();
     assert_eq!((status, body.as_str()), (200, ""));
-    let large = format!("GET /readyz HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "y".repeat(100_000));
+    let large =
+        format!("GET /readyz HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "y".repeat(100_000));
     assert!(ask(worker.address, &large).is_none_or(|(status, _)| status == 431));
     let began = Instant::now();
     let mut slow = std::net::TcpStream::connect(worker.address).unwrap();
@@ -341,7 +346,7 @@ fn a_critical_worker_refuses_new_runs_and_says_why() {
     assert_eq!(worker.metric("flowgate_degradation_level", &[]), Some(2.0));
     assert_eq!(worker.get("/readyz").0, 200, "what was accepted goes on");
     let row = eventually("it is listed so", || {
-        let row = sandbox.flowgate(&["instances", "--json"]).json()["instances"][0].clone();
+        let row = sandbox.flowgate(&["instances", "--json"]).json()["items"][0].clone();
         (row["state"] == "critical").then_some(row)
     });
     assert!(row["strained_by"].as_str().unwrap().contains("of the memory"), "{row}");
@@ -357,7 +362,7 @@ fn a_critical_worker_refuses_new_runs_and_says_why() {
 }
 
 #[test]
-fn a_step_that_aborts_its_process_uses_up_its_attempts_and_fails_with_the_reason() {
+fn a_step_that_aborts_its_process_uses_up_its_attempts_and_is_a_dead_letter() {
     let sandbox = Sandbox::new();
     let folder = std::path::Path::new(env!("CARGO_BIN_EXE_flowgate")).parent().unwrap();
     let path = sandbox.path("abort.db");
@@ -375,6 +380,13 @@ fn a_step_that_aborts_its_process_uses_up_its_attempts_and_fails_with_the_reason
     assert_eq!(shown["steps"][0]["attempts"], 26);
     let why = sandbox.flowgate(&[&["why", "latest"], &store[..]].concat()).exits(0).stdout;
     assert!(why.contains("was lost 25 times, and it may not be lost again"), "{why}");
+    let dead =
+        sandbox.flowgate(&[&["dead", "list", "--json"], &store[..]].concat()).exits(0).json();
+    assert_eq!((&dead["total"], &dead["items"][0]["run_id"]), (&json!(1), &shown["run_id"]));
+    assert_eq!(
+        (&dead["items"][0]["kind"], &dead["items"][0]["step"]),
+        (&json!("lost"), &json!("end"))
+    );
 }
 
 /// The commands in the examples of a document that start a worker.

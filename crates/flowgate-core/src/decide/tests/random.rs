@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::world::{World, ended, failure, parked, success};
+use super::super::world::{World, ended, failure, parked, released, success};
 use super::super::{Attempt, Report};
 use crate::commit::{Commit, JobKind};
 use crate::event::ErrorKind;
@@ -188,7 +188,7 @@ fn play(world: &mut World, hands: &mut Hands, choice: &Move) {
         88..91 => {
             if let Some(at) = pick(&hands.attempts, choice.pick) {
                 let attempt = hands.attempts.remove(at);
-                send(world, hands, &Report::AttemptReleased(attempt));
+                send(world, hands, &released(attempt));
             }
         }
         91..94 => {

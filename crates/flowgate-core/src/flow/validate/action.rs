@@ -4,10 +4,14 @@ use url::Url;
 
 use super::Problems;
 use super::times::validate_span;
+use crate::flow::secret::{SecretError, names_a_secret, secret_parts};
 use crate::flow::{HttpFile, OnTimeout, Path, ProcessFile, RunFile, StepFile, WaitFile};
 
 /// Variables through which somebody could put code into the program that is started.
-const ENV_REFUSED: [&str; 2] = ["LD_PRELOAD", "LD_LIBRARY_PATH"];
+const ENV_REFUSED: [&str; 6] =
+    ["BASH_ENV", "GCONV_PATH", "GLIBC_TUNABLES", "PERL5OPT", "PYTHONSTARTUP", "RUBYOPT"];
+/// How variables begin that tell the loader what to load.
+const ENV_REFUSED_STARTS: [&str; 2] = ["LD_", "DYLD_"];
 /// Headers that flowgate sets itself.
 const HEADERS_OURS: [&str; 4] = ["content-type", "idempotency-key", "host", "content-length"];
 
@@ -53,19 +57,50 @@ fn validate_process(path: &Path, process: &ProcessFile, problems: &mut Problems)
         Some(_) => {}
     }
     for (at, argument) in process.command.iter().enumerate() {
-        problems.no_nul(&command.index(at), "the command", argument);
+        no_nul(&command.index(at), "the command", argument, problems);
+        no_secret(&command.index(at), "the command", argument, problems);
     }
     if let Some(cwd) = &process.cwd {
         if cwd.is_empty() {
             problems.add(&path.key("cwd"), "`cwd` is empty", "name a folder, or remove `cwd`");
         }
-        problems.no_nul(&path.key("cwd"), "`cwd`", cwd);
+        no_nul(&path.key("cwd"), "`cwd`", cwd, problems);
+        no_secret(&path.key("cwd"), "`cwd`", cwd, problems);
     }
     for (name, value) in &process.env {
         let path = path.key("env").key(name);
         validate_variable(&path, name, problems);
-        problems.no_nul(&path, &format!("the value of `{}`", name.escape_debug()), value);
+        no_nul(&path, &format!("the value of `{}`", name.escape_debug()), value, problems);
+        validate_secrets(&path, value, problems);
     }
+}
+
+/// No system can pass NUL to a program.
+fn no_nul(path: &Path, what: &str, text: &str, problems: &mut Problems) {
+    if text.contains('\0') {
+        problems.add(path, format!("arg_invalid: {what} holds the character NUL"), "take it out");
+    }
+}
+
+/// Refuses a secret where everybody would see its value.
+fn no_secret(path: &Path, what: &str, text: &str, problems: &mut Problems) {
+    if names_a_secret(text) {
+        problems.add(
+            path,
+            format!("{what} names a secret, which is put in for variables and headers only"),
+            "give it to the program as a variable, `process: {command: […], env: {TOKEN: \
+             \"${secret:TOKEN}\"}}`, or to the service as a header",
+        );
+    }
+}
+
+fn validate_secrets(path: &Path, text: &str, problems: &mut Problems) {
+    let Err(error) = secret_parts(text) else { return };
+    let remedy = match error {
+        SecretError::Open => "close it, as in `${secret:TOKEN}`",
+        SecretError::Name(_) => "use letters, digits and `_`, and do not begin with a digit",
+    };
+    problems.add(path, error.to_string(), remedy);
 }
 
 fn validate_variable(path: &Path, name: &str, problems: &mut Problems) {
@@ -78,10 +113,14 @@ fn validate_variable(path: &Path, name: &str, problems: &mut Problems) {
             format!("`{}` cannot be the name of a variable", name.escape_debug()),
             "use letters, digits and `_`, and do not begin with a digit",
         );
-    } else if ENV_REFUSED.contains(&name) {
+    } else if ENV_REFUSED.contains(&name)
+        || ENV_REFUSED_STARTS.iter().any(|start| name.starts_with(start))
+    {
         problems.add(
             path,
-            format!("`{name}` could load foreign code into the program and is refused"),
+            format!(
+                "env_forbidden: `{name}` could load foreign code into the program and is refused"
+            ),
             "set it in a script of your own that the step starts",
         );
     } else if name.starts_with("FLOWGATE_") {
@@ -99,12 +138,14 @@ fn validate_shell(path: &Path, line: &str, problems: &mut Problems) {
     if line.trim().is_empty() {
         problems.add(path, "the line is empty", "write what `sh -c` shall run");
     }
-    problems.no_nul(path, "the line", line);
+    no_nul(path, "the line", line, problems);
+    no_secret(path, "the line", line, problems);
 }
 
 fn validate_http(path: &Path, http: &HttpFile, problems: &mut Problems) {
     let shown = http.url.escape_debug();
     let at = path.key("url");
+    no_secret(&at, "the URL", &http.url, problems);
     match Url::parse(&http.url) {
         Err(error) => problems.add(
             &at,
@@ -113,14 +154,21 @@ fn validate_http(path: &Path, http: &HttpFile, problems: &mut Problems) {
         ),
         Ok(url) if !matches!(url.scheme(), "http" | "https") => problems.add(
             &at,
-            format!("`{shown}` is not an HTTP URL"),
+            format!("scheme_forbidden: `{shown}` is not an HTTP URL"),
             "begin it with `http://` or `https://`",
         ),
         // The message does not repeat what may be a password.
         Ok(url) if !url.username().is_empty() || url.password().is_some() => problems.add(
             &at,
             "the URL holds a user name or a password, which every reader of the flow would see",
-            "take it out and let the service trust the network, or put a proxy between",
+            "take it out and send it as a header, `headers: {Authorization: \"Bearer \
+             ${secret:NAME}\"}`",
+        ),
+        // The parser drops line ends without a word, and whoever reads the file sees two lines.
+        Ok(_) if http.url.chars().any(char::is_control) => problems.add(
+            &at,
+            format!("`{shown}` holds a line end or another control character"),
+            "take it out, or write it with a percent sign, such as `%0A`",
         ),
         Ok(_) => {}
     }
@@ -148,6 +196,7 @@ fn validate_header(path: &Path, name: &str, value: &str, problems: &mut Problems
             "keep to one line of printable ASCII",
         );
     }
+    validate_secrets(path, value, problems);
 }
 
 fn validate_wait(path: &Path, step: &StepFile, wait: &WaitFile, problems: &mut Problems) {

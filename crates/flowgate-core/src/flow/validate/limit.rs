@@ -2,7 +2,7 @@
 
 use super::times::validate_span;
 use super::{Problems, did_you_mean};
-use crate::flow::{KeyPath, Path, StepFile, Subscribes};
+use crate::flow::{DebounceFile, KeyPath, Path, StepFile, Subscribes};
 use crate::limits::{LIMIT_MAX, PRIORITY_MAX};
 
 /// Checks what a step says about its priority and its limits.
@@ -48,6 +48,24 @@ pub(super) fn validate(path: &Path, step: &StepFile, problems: &mut Problems) {
         if let Some(key) = &rate.key {
             validate_key(&path.key("key"), key, subscribes, problems);
         }
+    }
+}
+
+/// Checks which starts become one run.
+pub(super) fn validate_debounce(path: &Path, debounce: &DebounceFile, problems: &mut Problems) {
+    if let Some(key) = &debounce.key {
+        validate_key(&path.key("key"), key, None, problems);
+    }
+    validate_span(&path.key("window"), debounce.window, problems);
+    let Some(max) = debounce.max else { return };
+    validate_span(&path.key("max"), max, problems);
+    if max < debounce.window {
+        let window = debounce.window;
+        problems.add(
+            &path.key("max"),
+            format!("`{max}` is shorter than the window of `{window}`"),
+            format!("write at least `{window}`, or leave it out"),
+        );
     }
 }
 

@@ -59,7 +59,7 @@ impl Meter {
     }
 }
 
-fn percentile_ms(sorted: &[Duration], percent: usize) -> f64 {
+pub(crate) fn percentile_ms(sorted: &[Duration], percent: usize) -> f64 {
     let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
     sorted.get(at).map_or(0.0, |latency| latency.as_secs_f64() * 1e3)
 }

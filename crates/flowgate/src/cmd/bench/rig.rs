@@ -25,7 +25,9 @@ pub(crate) struct Rig {
 
 impl Rig {
     pub(super) fn new(store: Arc<dyn Store>) -> anyhow::Result<Self> {
-        let config = EngineConfig { slots: 1_024, ..EngineConfig::new(instance_id()) };
+        // It measures runs; schedules of a store that it is pointed at are not its business.
+        let schedules = None;
+        let config = EngineConfig { slots: 1_024, schedules, ..EngineConfig::new(instance_id()) };
         let engine = Engine::start(Arc::clone(&store), workers(), config)?;
         Ok(Self { engine, store, sqlite: None })
     }

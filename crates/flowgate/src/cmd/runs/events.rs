@@ -1,24 +1,27 @@
 //! `flowgate runs events`, `watch`, `logs` and `export`: reading what happened.
 
-use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use flowgate_core::event::{Event, StoredEvent};
-use flowgate_core::ids::{Position, Revision, RunId};
-use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::ids::RunId;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
-use flowgate_store::Store;
-use serde_json::json;
+use flowgate_server::wire::events::{EventItem, EventPage, LogPage};
+use flowgate_server::wire::live::RunEnd;
+use flowgate_server::wire::runs::RunFacts;
+use futures_util::StreamExt;
 
 use super::super::App;
+use crate::clock;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::lookup;
 use crate::output::{Cell, Output};
-use crate::record::{self, Record};
-use crate::stores;
+use crate::reach::{Reach, segment};
+use crate::sse;
 
+/// How long to wait before a broken connection is made again, and how often.
+const RECONNECT: Duration = Duration::from_millis(500);
+const RECONNECTS_MAX: u32 = 20;
+/// What is asked for at once.
+const PAGE: &str = "1000";
 /// How often a watched run is looked at: at first, and after a while without news.
 const POLL_MIN: Duration = Duration::from_millis(40);
 const POLL_MAX: Duration = Duration::from_millis(100);
@@ -83,88 +86,92 @@ pub(crate) struct Export {
 /// Prints the events of one run, for people or for programs.
 struct Printer {
     output: Output,
-    flow: Arc<str>,
-    revision: Revision,
     started_at: Timestamp,
     step_width: usize,
 }
 
 impl Printer {
-    async fn new(app: &App, store: &dyn Store, run_id: RunId) -> Result<Self, Failure> {
-        let row = lookup::run(store, run_id).await?.row;
-        let names = lookup::flow_of(store, &row.run)
-            .await
-            .map(|flow| flow.steps.iter().map(|step| step.name.len()).max().unwrap_or_default());
-        Ok(Self {
+    fn new(app: &App, facts: &RunFacts) -> Self {
+        let widths = facts.steps.iter().map(|step| step.name.len());
+        Self {
             output: app.output,
-            flow: Arc::clone(&row.run.flow),
-            revision: row.run.revision.clone(),
-            started_at: row.started_at,
-            step_width: names.unwrap_or_default(),
-        })
+            started_at: clock::read(&facts.started_at),
+            step_width: widths.max().unwrap_or_default(),
+        }
     }
 
-    fn print(&self, stored: &StoredEvent) -> Result<(), Failure> {
+    fn print(&self, event: &EventItem) -> Result<(), Failure> {
         if self.output.json {
-            let record = Record::new(stored, Arc::clone(&self.flow), self.revision.clone());
-            return self.output.json_line(&record);
+            return self.output.json_line(event);
         }
-        let after = stored.at.since(self.started_at);
-        let step = stored.event.step().map_or("", |step| step);
+        let after = clock::read(&event.time).since(self.started_at);
+        let step = event.step.as_deref().unwrap_or_default();
         let head = format!(
             "{:>4}  {:>10}  {:<15}  {step:<width$}",
-            stored.seq,
+            event.seq,
             format!("+{:.3}s", after.as_secs_f64()),
-            stored.event.kind(),
+            event.r#type,
             width = self.step_width,
         );
         let room = crate::output::room_after(head.chars().count() + 2);
-        let detail = crate::output::shortened(&record::detail(&stored.event), room);
+        let text = event.text.as_deref().unwrap_or_default();
+        let detail = crate::output::shortened(text, room);
         self.output.line(format!("{head}  {}", Cell::dim(detail)).trim_end())
     }
 }
 
+async fn facts_of(reach: &Reach, run: &str) -> Result<RunFacts, Failure> {
+    reach.get(&format!("/runs/{}", segment(run)), &[]).await
+}
+
+async fn page_of(reach: &Reach, run_id: RunId, after: u64) -> Result<EventPage, Failure> {
+    let after = after.to_string();
+    let query = [("after", &*after), ("limit", PAGE)];
+    reach.get(&format!("/runs/{run_id}/events"), &query).await
+}
+
 pub(crate) async fn events(app: &App, args: Events) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let run_id = lookup::run_id(&*store, &args.run).await?;
-    let printer = Printer::new(app, &*store, run_id).await?;
-    let mut after = 0;
-    loop {
-        let page = store.read_events(run_id, after, PAGE_MAX).await?;
-        page.iter().try_for_each(|stored| printer.print(stored))?;
-        match page.last() {
-            Some(last) if page.len() == PAGE_MAX => after = last.seq,
-            Some(_) => return Ok(Exit::Done),
-            None => {
-                if after == 0 {
-                    app.output.note("its events were removed by retention");
-                }
-                return Ok(Exit::Done);
-            }
+    let reach = Reach::read(app).await?;
+    let facts = facts_of(&reach, &args.run).await?;
+    let printer = Printer::new(app, &facts);
+    let mut next = Some(0);
+    while let Some(after) = next {
+        let page = page_of(&reach, facts.run_id, after).await?;
+        page.items.iter().try_for_each(|event| printer.print(event))?;
+        if after == 0 && page.items.is_empty() {
+            app.output.note("its events were removed by retention");
         }
+        next = page.next;
     }
+    Ok(Exit::Done)
 }
 
 pub(crate) async fn watch(app: &App, args: Watch) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let run_id = lookup::run_id(&*store, &args.run).await?;
-    let printer = Printer::new(app, &*store, run_id).await?;
+    let reach = Reach::read(app).await?;
+    let facts = facts_of(&reach, &args.run).await?;
+    let (run_id, printer) = (facts.run_id, Printer::new(app, &facts));
+    if app.config.server.is_some() {
+        return follow(&reach, run_id, &printer).await;
+    }
     let (mut after, mut pause) = (0, POLL_MIN);
     loop {
-        let page = store.read_events(run_id, after, PAGE_MAX).await?;
-        page.iter().try_for_each(|stored| printer.print(stored))?;
-        if let Some(last) = page.last() {
-            if last.event.is_terminal() {
-                return Ok(exit_of(&last.event));
+        let page = page_of(&reach, run_id, after).await?;
+        page.items.iter().try_for_each(|event| printer.print(event))?;
+        if let Some(last) = page.items.last() {
+            if let Some(exit) = exit_of(&last.r#type) {
+                return Ok(exit);
             }
             after = last.seq;
             pause = POLL_MIN;
             continue;
         }
-        let status = lookup::run(&*store, run_id).await?.row.run.status;
-        if status.is_terminal() && after == 0 {
-            app.output.note("its events were removed by retention");
-            return Ok(if status == RunStatus::Completed { Exit::Done } else { Exit::RunFailed });
+        if after == 0 {
+            let status = facts_of(&reach, &args.run).await?.status;
+            if status.is_terminal() {
+                app.output.note("its events were removed by retention");
+                let is_well = status == RunStatus::Completed;
+                return Ok(if is_well { Exit::Done } else { Exit::RunFailed });
+            }
         }
         // Another process executes it, and nothing tells us when.
         tokio::select! {
@@ -177,130 +184,130 @@ pub(crate) async fn watch(app: &App, args: Watch) -> Outcome {
     }
 }
 
-fn exit_of(last: &Event) -> Exit {
-    if matches!(last, Event::RunCompleted {}) { Exit::Done } else { Exit::RunFailed }
-}
-
-pub(crate) async fn logs(app: &App, args: Logs) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let run_id = lookup::run_id(&*store, &args.run).await?;
-    lookup::run(&*store, run_id).await?;
-    let mut after = 0;
+/// Follows a run as another instance tells it, and comes back when the connection breaks.
+async fn follow(reach: &Reach, run_id: RunId, printer: &Printer) -> Outcome {
+    let path = format!("/runs/{run_id}/stream");
+    let (mut after, mut failures) = (0_u64, 0);
     loop {
-        let page = store.read_logs(run_id, after, PAGE_MAX).await?;
-        for log in &page {
-            after = log.number;
-            let line = &log.line;
-            if args.step.as_deref().is_some_and(|step| *step != *line.step) {
-                continue;
+        let after_text = after.to_string();
+        let told = tokio::select! {
+            told = listen(reach, &path, &after_text, printer) => told,
+            stopped = tokio::signal::ctrl_c() => {
+                drop(stopped);
+                return Ok(Exit::Interrupted);
             }
-            if app.output.json {
-                app.output.json_line(&json!({
-                    "number": log.number, "time": log.at.to_string(), "step": line.step,
-                    "attempt": line.attempt, "level": line.level.as_str(), "text": line.text,
-                }))?;
-                continue;
-            }
-            let head =
-                format!("{} {:<5} {}#{}", log.at, line.level.as_str(), line.step, line.attempt);
-            app.output.line(format_args!("{}  {}", Cell::dim(head), line.text))?;
+        };
+        match told {
+            Ok(Told { exit: Some(exit), .. }) => return Ok(exit),
+            Ok(Told { after: Some(last), .. }) => (after, failures) = (last, 0),
+            Ok(Told { .. }) => failures += 1,
+            Err(failure) if failure.exit == Exit::Store => failures += 1,
+            Err(failure) => return Err(failure),
         }
-        if page.len() < PAGE_MAX {
-            return Ok(Exit::Done);
+        if failures == RECONNECTS_MAX {
+            let message = "the connection broke again and again";
+            return Err(Failure::new(Exit::Store, "server_unreachable", message)
+                .help("look with `flowgate runs show` when the instance answers"));
         }
+        tokio::time::sleep(RECONNECT).await;
     }
 }
 
-pub(crate) async fn export(app: &App, args: Export) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let since = match &args.since {
-        Some(text) => Some(lookup::time("--since", text, store.now().await?)?),
-        None => None,
-    };
-    let only = match &args.run {
-        Some(text) => Some(lookup::run_id(&*store, text).await?),
-        None => None,
-    };
-    let mut export =
-        Exporter { app, store: &*store, flow: args.flow, since, names: HashMap::new() };
-    match only {
-        Some(run_id) => export.run(run_id).await?,
-        None => {
-            for feed in 0..store.feeds() {
-                export.feed(feed).await?;
+/// What was told before a connection ended.
+#[derive(Default)]
+struct Told {
+    /// The number of the last event.
+    after: Option<u64>,
+    /// How the verb ends, if the run did.
+    exit: Option<Exit>,
+}
+
+async fn listen(
+    reach: &Reach,
+    path: &str,
+    after: &str,
+    printer: &Printer,
+) -> Result<Told, Failure> {
+    let mut chunks = reach.stream(path, &[("after", after)]).await?;
+    let (mut parser, mut told) = (sse::Parser::default(), Told::default());
+    while let Some(Ok(chunk)) = chunks.next().await {
+        for message in parser.push(&chunk) {
+            match message.event.as_str() {
+                "event" => {
+                    let event: EventItem = read(&message.data)?;
+                    printer.print(&event)?;
+                    told.after = Some(event.seq);
+                }
+                "end" => {
+                    let RunEnd { status } = read(&message.data)?;
+                    let is_well = status == RunStatus::Completed;
+                    told.exit = Some(if is_well { Exit::Done } else { Exit::RunFailed });
+                    return Ok(told);
+                }
+                _ => {}
             }
         }
+    }
+    Ok(told)
+}
+
+fn read<T: serde::de::DeserializeOwned>(data: &str) -> Result<T, Failure> {
+    serde_json::from_str(data).map_err(|error| {
+        Failure::refused("reply_invalid", "the answer makes no sense here")
+            .source(error)
+            .help("use the same version of flowgate on both sides")
+    })
+}
+
+/// How a verb ends that followed a run to this event, if nothing comes after it.
+fn exit_of(last: &str) -> Option<Exit> {
+    match last {
+        "run.completed" => Some(Exit::Done),
+        "run.failed" | "run.cancelled" => Some(Exit::RunFailed),
+        _ => None,
+    }
+}
+
+pub(crate) async fn logs(app: &App, args: Logs) -> Outcome {
+    let reach = Reach::read(app).await?;
+    let path = format!("/runs/{}/logs", segment(&args.run));
+    let mut next = Some(0_u64);
+    while let Some(after) = next {
+        let after = after.to_string();
+        let mut query = vec![("after", &*after), ("limit", PAGE)];
+        query.extend(args.step.as_deref().map(|step| ("step", step)));
+        let page: LogPage = reach.get(&path, &query).await?;
+        for line in &page.items {
+            if app.output.json {
+                app.output.json_line(line)?;
+                continue;
+            }
+            let head = format!("{} {:<5} {}#{}", line.time, line.level, line.step, line.attempt);
+            app.output.line(format_args!("{}  {}", Cell::dim(head), line.text))?;
+        }
+        next = page.next;
     }
     Ok(Exit::Done)
 }
 
-/// Prints the events that are wanted.
-struct Exporter<'a> {
-    app: &'a App,
-    store: &'a dyn Store,
-    flow: Option<String>,
-    since: Option<Timestamp>,
-    names: HashMap<RunId, (Arc<str>, Revision)>,
-}
-
-impl Exporter<'_> {
-    async fn run(&mut self, run_id: RunId) -> Result<(), Failure> {
-        let mut after = 0;
-        loop {
-            let page = self.store.read_events(run_id, after, PAGE_MAX).await?;
-            self.print(&page).await?;
-            match page.last() {
-                Some(last) => after = last.seq,
-                // A run that was never there is an error, one without events is not.
-                None if after == 0 => return lookup::run(self.store, run_id).await.map(drop),
-                None => return Ok(()),
-            }
-        }
-    }
-
-    async fn feed(&mut self, feed: u16) -> Result<(), Failure> {
-        let mut after = Position::START;
-        loop {
-            let page = self.store.read_feed(feed, after, PAGE_MAX).await?;
-            self.print(&page).await?;
-            match page.last() {
-                Some(last) if page.len() == PAGE_MAX => after = last.position,
-                Some(_) | None => return Ok(()),
-            }
-        }
-    }
-
-    async fn print(&mut self, page: &[StoredEvent]) -> Result<(), Failure> {
-        for stored in page {
-            let (flow, revision) = name_of(self.store, &mut self.names, stored).await?;
-            let is_wanted = self.flow.as_deref().is_none_or(|name| *name == *flow)
-                && self.since.is_none_or(|since| stored.at >= since);
-            if is_wanted {
-                self.app.output.json_line(&Record::new(stored, flow, revision))?;
-            }
-            if stored.event.is_terminal() {
-                self.names.remove(&stored.run_id);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The flow and revision of an event's run: its start says so, else its record does.
-async fn name_of(
-    store: &dyn Store,
-    names: &mut HashMap<RunId, (Arc<str>, Revision)>,
-    stored: &StoredEvent,
-) -> Result<(Arc<str>, Revision), Failure> {
-    if let Some(name) = names.get(&stored.run_id) {
-        return Ok(name.clone());
-    }
-    let name = if let Event::RunStarted(started) = &stored.event {
-        (Arc::clone(&started.flow), started.revision.clone())
-    } else {
-        let run = lookup::run(store, stored.run_id).await?.row.run;
-        (Arc::clone(&run.flow), run.revision.clone())
+pub(crate) async fn export(app: &App, args: Export) -> Outcome {
+    let reach = Reach::read(app).await?;
+    let path = match &args.run {
+        Some(run) => format!("/runs/{}/export", segment(run)),
+        None => "/runs/export".to_owned(),
     };
-    names.insert(stored.run_id, name.clone());
-    Ok(name)
+    let mut query = Vec::new();
+    query.extend(args.flow.as_deref().map(|flow| ("flow", flow)));
+    query.extend(args.since.as_deref().map(|since| ("since", since)));
+    let mut chunks = reach.stream(&path, &query).await?;
+    let mut rest: Vec<u8> = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        rest.extend_from_slice(&chunk?);
+        // Only whole lines are printed, wherever the network cut them.
+        if let Some(end) = rest.iter().rposition(|byte| *byte == b'\n') {
+            app.output.text(&String::from_utf8_lossy(&rest[..=end]))?;
+            rest.drain(..=end);
+        }
+    }
+    Ok(Exit::Done)
 }

@@ -1,18 +1,17 @@
 //! `flowgate runs show`.
 
 use std::fmt::Display;
-
-use flowgate_core::time::Timestamp;
-use flowgate_core::view::{Brief, StepView};
-use flowgate_store::RunDetail;
 use std::time::Duration;
 
+use flowgate_core::time::Timestamp;
+use flowgate_core::view::Brief;
+use flowgate_server::wire::runs::{RunFacts, StepItem};
+
 use super::super::App;
+use crate::clock;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::lookup;
 use crate::output::{Cell, Table};
-use crate::report::RunFacts;
-use crate::stores;
+use crate::reach::{Reach, segment};
 
 /// Shows a run.
 #[derive(Debug, clap::Args)]
@@ -25,40 +24,32 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(app: &App, args: Args) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let run_id = lookup::run_id(&*store, &args.run).await?;
-    let detail = lookup::run(&*store, run_id).await?;
-    let flow = lookup::flow_of(&*store, &detail.row.run).await?;
-    let events = flowgate_store::whole_log(&*store, run_id).await?;
-    let mut facts = RunFacts::new(&flow, &detail, &events);
-    facts.fate = lookup::fate(&*store, &detail.row.run).await?;
+    let reach = Reach::read(app).await?;
+    let facts: RunFacts = reach.get(&format!("/runs/{}", segment(&args.run)), &[]).await?;
     if app.output.json {
         app.output.json(&facts)?;
         return Ok(Exit::Done);
     }
-    print_facts(app, &facts, &detail, store.now().await?)?;
+    print_facts(app, &facts, clock::now())?;
     Ok(Exit::Done)
 }
 
-fn print_facts(
-    app: &App,
-    facts: &RunFacts,
-    detail: &RunDetail,
-    now: Timestamp,
-) -> Result<(), Failure> {
-    let (row, report) = (&detail.row, &facts.report);
+fn print_facts(app: &App, facts: &RunFacts, now: Timestamp) -> Result<(), Failure> {
     let fact = |name: &str, value: &dyn Display| app.output.line(format_args!("{name:<9} {value}"));
-    fact("run", &report.run_id)?;
-    fact("flow", &format_args!("{} @ {}", Cell::bold(&report.flow), report.revision))?;
-    fact("status", &Cell::status(report.status))?;
-    let ago = Brief(now.since(row.started_at));
-    fact("started", &format_args!("{} ({ago} ago)", report.started_at))?;
-    let took = Brief(lookup::took(row, now));
-    match &report.ended_at {
-        Some(ended_at) => fact("ended", &format_args!("{ended_at} (after {took})"))?,
-        None => fact("open for", &took)?,
+    fact("run", &facts.run_id)?;
+    fact("flow", &format_args!("{} @ {}", Cell::bold(&facts.flow), facts.revision))?;
+    fact("status", &Cell::status(facts.status))?;
+    let started_at = clock::read(&facts.started_at);
+    let ago = Brief(now.since(started_at));
+    fact("started", &format_args!("{} ({ago} ago)", facts.started_at))?;
+    match &facts.ended_at {
+        Some(ended_at) => {
+            let took = Brief(clock::read(ended_at).since(started_at));
+            fact("ended", &format_args!("{ended_at} (after {took})"))?;
+        }
+        None => fact("open for", &ago)?,
     }
-    if let Some(key) = &report.key {
+    if let Some(key) = &facts.key {
         fact("key", key)?;
     }
     if !facts.tags.is_empty() {
@@ -74,29 +65,35 @@ fn print_facts(
     for (key, value) in &facts.state {
         fact("state", &format_args!("{key} = {}", value.get()))?;
     }
-    if let Some(failure) = &report.failure {
+    if let Some(failure) = &facts.failure {
         fact("failure", &format_args!("{}: {}", failure.step, failure.message))?;
     }
     if let Some(fate) = &facts.fate {
         fact("fate", fate)?;
     }
-    if row.events_removed {
+    if facts.events_removed {
         fact("events", &"removed by retention")?;
     }
     app.output.line("")?;
-    step_table(facts, detail, now).print(app.output)
+    step_table(facts, now).print(app.output)?;
+    if !facts.steps_complete {
+        app.output.note("its log is long: times and results are those of its last events");
+    }
+    Ok(())
 }
 
-fn step_table(facts: &RunFacts, detail: &RunDetail, now: Timestamp) -> Table {
+fn step_table(facts: &RunFacts, now: Timestamp) -> Table {
     let mut table = Table::new(&["step", "state", "attempts", "took", "note"]);
-    for step in &facts.report.steps {
-        let job = facts.jobs.iter().position(|job| job.step == step.name);
-        let note = match job.map(|at| (&facts.jobs[at], &detail.jobs[at])) {
-            Some((view, job)) => match &view.instance {
-                Some(instance) => format!("attempt {} on {instance}", view.attempt),
-                None if job.due_at > now => format!("due in {}", Brief(job.due_at.since(now))),
-                None => format!("due for {}", Brief(now.since(job.due_at))),
-            },
+    for step in &facts.steps {
+        let note = match facts.jobs.iter().find(|job| job.step == step.name) {
+            Some(job) => {
+                let due_at = clock::read(&job.due_at);
+                match &job.instance {
+                    Some(instance) => format!("attempt {} on {instance}", job.attempt),
+                    None if due_at > now => format!("due in {}", Brief(due_at.since(now))),
+                    None => format!("due for {}", Brief(now.since(due_at))),
+                }
+            }
             None => note_of(step),
         };
         table.row(vec![
@@ -111,12 +108,12 @@ fn step_table(facts: &RunFacts, detail: &RunDetail, now: Timestamp) -> Table {
 }
 
 /// How long a step took, or nothing.
-pub(crate) fn took_of(step: &StepView) -> String {
+pub(crate) fn took_of(step: &StepItem) -> String {
     step.duration_ms.map_or_else(String::new, |ms| Brief(Duration::from_millis(ms)).to_string())
 }
 
 /// What is worth saying about a step: its result, or why it failed.
-pub(crate) fn note_of(step: &StepView) -> String {
+pub(crate) fn note_of(step: &StepItem) -> String {
     match (&step.error, &step.result) {
         (_, Some(result)) => result.get().to_owned(),
         (Some(error), None) => error.message.to_string(),

@@ -2,12 +2,12 @@
 
 use flowgate_core::flow::Span;
 use flowgate_core::schedule::{CatchUp, Overlap, ScheduleFile, ScheduleSpec};
+use flowgate_server::wire::schedules::AddSchedule;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::super::App;
 use super::change;
-use crate::control::ScheduleChange;
 use crate::failure::{Failure, Outcome};
 use crate::input;
 
@@ -91,9 +91,10 @@ pub(crate) async fn run(app: &App, args: Args) -> Outcome {
         let message = format!("{}{}", flag.unwrap_or_default(), problem.message);
         return Err(Failure::usage("schedule_invalid", message).help(problem.remedy.clone()));
     }
-    let spec = Box::new(ScheduleSpec { flow: args.flow, file });
-    let replaces = args.replace;
-    change::send(app, args.name, ScheduleChange::Add { spec, replaces }, "added").await
+    let spec = json!(ScheduleSpec { flow: args.flow, file });
+    let spec = serde_json::from_value(spec).expect("both are a schedule as it is written");
+    let request = AddSchedule { name: args.name, spec, replace: args.replace };
+    change::add(app, &request).await
 }
 
 fn span(flag: &str, text: Option<&str>) -> Result<Option<Span>, Failure> {

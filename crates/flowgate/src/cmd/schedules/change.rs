@@ -1,17 +1,19 @@
 //! `flowgate schedules pause`, `resume`, `remove`, `backfill` and `trigger`: changing what happens.
 //!
-//! The owner of an embedded store does it. If nobody owns it, or the store is shared, it is written
-//! down here, and whichever instance leads carries it out.
+//! What is asked for is written down, and whichever instance leads carries it out.
 
-use flowgate_store::control::Term;
-use serde_json::Value;
+use flowgate_server::wire::Items;
+use flowgate_server::wire::instances::LeaderReport;
+use flowgate_server::wire::schedules::{
+    AddSchedule, Backfill as Range, OccurrenceItem, ScheduleItem,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::super::App;
-use crate::cmd::runs::steer;
-use crate::control::{Request, ScheduleChange};
-use crate::failure::{Exit, Outcome};
-use crate::lookup;
-use crate::stores;
+use super::path;
+use crate::failure::{Exit, Failure, Outcome};
+use crate::reach::Reach;
 
 /// Pauses a schedule.
 #[derive(Debug, clap::Args)]
@@ -77,33 +79,41 @@ pub(crate) struct Trigger {
 }
 
 pub(crate) async fn pause(app: &App, args: Pause) -> Outcome {
-    send(app, args.name, ScheduleChange::Pause, "paused").await
+    let item = post(app, &format!("{}/pause", path(&args.name)), &()).await?;
+    tell(app, &item, "paused").await
 }
 
 pub(crate) async fn resume(app: &App, args: Resume) -> Outcome {
-    send(app, args.name, ScheduleChange::Resume, "resumed").await
+    let item = post(app, &format!("{}/resume", path(&args.name)), &()).await?;
+    tell(app, &item, "resumed").await
 }
 
 pub(crate) async fn remove(app: &App, args: Remove) -> Outcome {
-    send(app, args.name, ScheduleChange::Remove, "removed").await
+    let reach = Reach::write(app).await?;
+    let item = reach.delete(&path(&args.name)).await;
+    let item = reach.finish(item).await?;
+    tell(app, &item, "removed").await
+}
+
+/// Adds a schedule.
+pub(super) async fn add(app: &App, request: &AddSchedule) -> Outcome {
+    let item = post(app, "/schedules", request).await?;
+    tell(app, &item, "added").await
 }
 
 pub(crate) async fn backfill(app: &App, args: Backfill) -> Outcome {
-    let now = stores::open_to_read(app).await?.now().await?;
-    let from = lookup::time("--from", &args.from, now)?;
-    let to = args.to.as_deref().map(|text| lookup::time("--to", text, now)).transpose()?;
-    let change = ScheduleChange::Backfill { from, to: to.unwrap_or(now) };
-    let rows = ask(app, args.name, change).await?;
+    let range = Range { from: args.from, to: args.to };
+    let filled: Items<OccurrenceItem> =
+        post(app, &format!("{}/backfill", path(&args.name)), &range).await?;
     if app.output.json {
-        app.output.json(&serde_json::json!({ "items": rows }))?;
+        app.output.json(&filled)?;
         return Ok(Exit::Done);
     }
-    let rows = rows.as_array().map(Vec::as_slice).unwrap_or_default();
-    for row in rows {
-        let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
-        app.output.line(format_args!("{}  {}", text("due_at"), text("run_id")))?;
+    for row in &filled.items {
+        let run = row.run_id.map(|run_id| run_id.to_string()).unwrap_or_default();
+        app.output.line(format_args!("{}  {run}", row.due_at))?;
     }
-    if rows.is_empty() {
+    if filled.items.is_empty() {
         app.output.note("every occurrence of the range has its run, or there is none");
     }
     tell_of_leader(app).await?;
@@ -111,31 +121,36 @@ pub(crate) async fn backfill(app: &App, args: Backfill) -> Outcome {
 }
 
 pub(crate) async fn trigger(app: &App, args: Trigger) -> Outcome {
-    let row = ask(app, args.name, ScheduleChange::Trigger).await?;
+    let row: OccurrenceItem = post(app, &format!("{}/trigger", path(&args.name)), &()).await?;
     if app.output.json {
         app.output.json(&row)?;
         return Ok(Exit::Done);
     }
-    app.output.line(row["run_id"].as_str().unwrap_or_default())?;
+    app.output.line(row.run_id.map(|run_id| run_id.to_string()).unwrap_or_default())?;
     tell_of_leader(app).await?;
     Ok(Exit::Done)
 }
 
-/// Has a schedule changed, and says what is so now.
-pub(super) async fn send(
+/// Sends a request to whoever may write to the store.
+async fn post<T: DeserializeOwned>(
     app: &App,
-    name: String,
-    change: ScheduleChange,
-    done: &'static str,
-) -> Outcome {
-    let item = ask(app, name, change).await?;
+    path: &str,
+    body: &impl Serialize,
+) -> Result<T, Failure> {
+    let reach = Reach::write(app).await?;
+    let answer = reach.post(path, body).await;
+    reach.finish(answer).await
+}
+
+/// Says what is so now.
+async fn tell(app: &App, item: &ScheduleItem, done: &'static str) -> Outcome {
     if app.output.json {
-        app.output.json(&item)?;
+        app.output.json(item)?;
         return Ok(Exit::Done);
     }
-    app.output.line(item["name"].as_str().unwrap_or_default())?;
-    match item["next_at"].as_str() {
-        Some(next) if item["paused"] != true && done != "removed" => {
+    app.output.line(&item.name)?;
+    match &item.next_at {
+        Some(next) if !item.paused && done != "removed" => {
             app.output.note(format_args!("{done}; it is due next at {next}"));
             tell_of_leader(app).await?;
         }
@@ -144,20 +159,10 @@ pub(super) async fn send(
     Ok(Exit::Done)
 }
 
-async fn ask(
-    app: &App,
-    name: String,
-    change: ScheduleChange,
-) -> Result<Value, crate::failure::Failure> {
-    steer::send(app, Request::Schedule { name, change }).await?.reply.value()
-}
-
 /// Says so if no instance would fire schedules now.
-async fn tell_of_leader(app: &App) -> Result<(), crate::failure::Failure> {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let term: Option<Term> = store.past_terms("leader", 1).await?.into_iter().next();
-    if !term.is_some_and(|term| term.is_held(now)) {
+async fn tell_of_leader(app: &App) -> Result<(), Failure> {
+    let report: LeaderReport = Reach::read(app).await?.get("/leader", &[("limit", "1")]).await?;
+    if report.leader.is_none() {
         app.output.note("no instance leads now: it happens when one does; start `flowgate dev`");
     }
     Ok(())

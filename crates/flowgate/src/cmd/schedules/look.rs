@@ -1,25 +1,23 @@
 //! `flowgate schedules list`, `show`, `next` and `occurrences`: they only read.
 
-use std::sync::Arc;
-
-use flowgate_core::limits::PAGE_MAX;
-use flowgate_core::schedule::{Occurrence, Schedule, Source};
-use flowgate_core::time::Timestamp;
 use flowgate_core::view::Brief;
-use flowgate_engine::{NamedSchedule, read_ledger, read_schedules};
-use serde_json::json;
+use flowgate_server::wire::Page;
+use flowgate_server::wire::schedules::{
+    DueTimes, OccurrenceItem, ScheduleDetail, ScheduleItem, ScheduleSource,
+};
+use serde::de::DeserializeOwned;
 
 use super::super::App;
-use super::{fates, find, item, next_at, note, row};
+use super::{fates, note, path};
+use crate::clock;
 use crate::failure::{Exit, Failure, Outcome};
-use crate::lookup;
 use crate::output::{Cell, Table};
-use crate::stores;
+use crate::reach::Reach;
 
-/// Entries that `show` prints.
+/// Due times and entries that `show` prints.
 const SHOWN: usize = 5;
-/// Entries that are looked through for a fate.
-const SEARCHED_MAX: usize = 20_000;
+/// What is asked for at once.
+const PAGE: usize = 200;
 
 /// Lists schedules.
 #[derive(Debug, clap::Args)]
@@ -92,92 +90,88 @@ pub(crate) struct Occurrences {
     before: Option<String>,
 }
 
-pub(crate) async fn list(app: &App, args: List) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let limit = usize::try_from(args.limit).expect("the limit is small");
-    let mut after: Option<Arc<str>> = args.after.as_deref().map(Into::into);
-    let mut found: Vec<NamedSchedule> = Vec::new();
+/// As many pages as it takes for `wanted` of something.
+async fn pages<T: DeserializeOwned>(
+    reach: &Reach,
+    path: &str,
+    (wanted, after): (u64, Option<String>),
+    more: &[(&str, &str)],
+) -> Result<Page<T>, Failure> {
+    let wanted = usize::try_from(wanted).expect("the limit is small");
+    let mut whole = Page { items: Vec::new(), next: after };
     loop {
-        let page = read_schedules(&*store, after, PAGE_MAX).await?;
-        let is_last = page.len() < PAGE_MAX;
-        after = page.last().map(|named| Arc::clone(&named.name));
-        found.extend(
-            page.into_iter().filter(|named| {
-                args.flow.as_ref().is_none_or(|flow| named.record.spec.flow == *flow)
-            }),
-        );
-        if is_last || found.len() > limit {
-            break;
+        let limit = (wanted - whole.items.len()).min(PAGE).to_string();
+        let mut query = vec![("limit", &*limit)];
+        query.extend(more);
+        query.extend(whole.next.as_deref().map(|next| ("after", next)));
+        let page: Page<T> = reach.get(path, &query).await?;
+        whole.items.extend(page.items);
+        whole.next = page.next;
+        if whole.items.len() >= wanted || whole.next.is_none() {
+            return Ok(whole);
         }
     }
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_more).map(|named| Arc::clone(&named.name));
+}
+
+pub(crate) async fn list(app: &App, args: List) -> Outcome {
+    let reach = Reach::read(app).await?;
+    let flow: Vec<_> = args.flow.as_deref().map(|flow| ("flow", flow)).into_iter().collect();
+    let page: Page<ScheduleItem> =
+        pages(&reach, "/schedules", (args.limit, args.after), &flow).await?;
     if app.output.json {
-        let items: Vec<_> = found.iter().map(|named| item(named, now)).collect();
-        app.output.json(&json!({ "items": items, "next": next }))?;
+        app.output.json(&page)?;
         return Ok(Exit::Done);
     }
-    if found.is_empty() {
+    if page.items.is_empty() {
         app.output.note("no schedules; add one to a flow file, or with `flowgate schedules add`");
         return Ok(Exit::Done);
     }
+    let now = clock::now();
     let mut table = Table::new(&["schedule", "flow", "when", "zone", "state", "next"]);
-    for named in &found {
-        let file = &named.record.spec.file;
-        let next = next_at(named, now);
+    for item in &page.items {
+        let next = item.next_at.as_deref().map(clock::read);
         table.row(vec![
-            Cell::bold(&named.name),
-            Cell::plain(&named.record.spec.flow),
-            Cell::plain(file.when()),
-            Cell::plain(file.zone_name().unwrap_or_default()),
-            Cell::plain(state(named, next)),
+            Cell::bold(&item.name),
+            Cell::plain(&item.flow),
+            Cell::plain(item.schedule.when()),
+            Cell::plain(item.schedule.zone_name().unwrap_or_default()),
+            Cell::plain(state(item)),
             Cell::dim(next.map_or_else(String::new, |at| format!("in {}", Brief(at.since(now))))),
         ]);
     }
     table.print(app.output)?;
-    if let Some(next) = next {
+    if let Some(next) = page.next {
         app.output.note(format_args!("more: flowgate schedules list --after {next} …"));
     }
     Ok(Exit::Done)
 }
 
-fn state(named: &NamedSchedule, next: Option<Timestamp>) -> &'static str {
-    match next {
-        _ if named.record.is_paused => "paused",
+fn state(item: &ScheduleItem) -> &'static str {
+    match item.next_at {
+        _ if item.paused => "paused",
         None => "over",
         Some(_) => "active",
     }
 }
 
 pub(crate) async fn show(app: &App, args: Show) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let named = find(&*store, &args.name).await?;
-    let record = &named.record;
-    let due = upcoming(&named, now, SHOWN)?;
-    let rows = read_ledger(&*store, &named.name, None, SHOWN).await?;
+    let shown: ScheduleDetail = Reach::read(app).await?.get(&path(&args.name), &[]).await?;
     if app.output.json {
-        let mut value = item(&named, now);
-        value["next"] = due.iter().map(ToString::to_string).collect();
-        value["occurrences"] = rows.iter().map(row).collect();
-        app.output.json(&value)?;
+        app.output.json(&shown)?;
         return Ok(Exit::Done);
     }
-    let file = &record.spec.file;
+    let (item, file) = (&shown.item, &shown.item.schedule);
     let line = |name: &str, value: &str| app.output.line(format_args!("{name:<10}{value}"));
-    line("schedule", &Cell::bold(&named.name).to_string())?;
-    line("flow", &record.spec.flow)?;
+    line("schedule", &Cell::bold(&item.name).to_string())?;
+    line("flow", &item.flow)?;
     line("when", &file.when())?;
     if let Some(zone) = file.zone_name() {
         line("zone", zone)?;
     }
-    line("state", state(&named, due.first().copied()))?;
-    let source = match record.source {
-        Source::FlowFile => "its flow file",
-        Source::Hand => "added by hand",
-        Source::Debounce => "a start that is put off",
+    line("state", state(item))?;
+    let source = match item.source {
+        ScheduleSource::File => "its flow file",
+        ScheduleSource::Added => "added by hand",
     };
     line("from", source)?;
     if let Some(description) = &file.description {
@@ -186,94 +180,63 @@ pub(crate) async fn show(app: &App, args: Show) -> Outcome {
     if let Some(input) = &file.input {
         line("input", &input.to_string())?;
     }
-    for at in &due {
-        line("next", &at.to_string())?;
+    for at in shown.next.iter().take(SHOWN) {
+        line("next", at)?;
     }
+    let rows = &shown.occurrences[..shown.occurrences.len().min(SHOWN)];
     if !rows.is_empty() {
         app.output.line("")?;
-        table(&rows).print(app.output)?;
+        table(rows).print(app.output)?;
     }
     Ok(Exit::Done)
 }
 
-fn upcoming(named: &NamedSchedule, from: Timestamp, n: usize) -> Result<Vec<Timestamp>, Failure> {
-    let schedule = Schedule::new(&named.record.spec.file).map_err(|_| {
-        let message = format!("this version cannot read the schedule `{}`", named.name);
-        Failure::refused("schedule_invalid", message).help("use the version that wrote it")
-    })?;
-    Ok(schedule.between(from, Timestamp(i64::MAX), n))
-}
-
 pub(crate) async fn next(app: &App, args: Next) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let named = find(&*store, &args.name).await?;
-    let from = args.from.as_deref().map(|text| lookup::time("--from", text, now)).transpose()?;
-    let n = usize::try_from(args.n).expect("the number is small");
-    let due = upcoming(&named, from.unwrap_or(now), n)?;
+    let reach = Reach::read(app).await?;
+    let n = args.n.to_string();
+    let mut query = vec![("n", &*n)];
+    query.extend(args.from.as_deref().map(|from| ("from", from)));
+    let due: DueTimes = reach.get(&format!("{}/next", path(&args.name)), &query).await?;
     if app.output.json {
-        let items: Vec<String> = due.iter().map(ToString::to_string).collect();
-        let paused = named.record.is_paused;
-        app.output.json(&json!({ "name": named.name, "paused": paused, "items": items }))?;
+        app.output.json(&due)?;
         return Ok(Exit::Done);
     }
-    let zone = named.record.spec.file.zone_name().unwrap_or("UTC");
-    for at in &due {
-        app.output.line(format_args!("{at}  {}", Cell::dim(local(*at, zone))))?;
+    let shown: ScheduleDetail = reach.get(&path(&args.name), &[]).await?;
+    let zone = shown.item.schedule.zone_name().unwrap_or("UTC");
+    for at in &due.items {
+        app.output.line(format_args!("{at}  {}", Cell::dim(local(at, zone))))?;
     }
-    if due.is_empty() {
+    if due.items.is_empty() {
         app.output.note("it is not due any more");
     }
-    if named.record.is_paused {
+    if due.paused {
         app.output.note("the schedule is paused: its occurrences are skipped");
     }
     Ok(Exit::Done)
 }
 
 /// What the clock in a zone shows then.
-fn local(at: Timestamp, zone: &str) -> String {
-    let time = jiff::Timestamp::from_millisecond(at.0).and_then(|time| time.in_tz(zone));
+fn local(at: &str, zone: &str) -> String {
+    let time = at.parse::<jiff::Timestamp>().and_then(|time| time.in_tz(zone));
     time.map_or_else(|_| String::new(), |time| time.strftime("%a %d %b %H:%M:%S %Z").to_string())
 }
 
 pub(crate) async fn occurrences(app: &App, args: Occurrences) -> Outcome {
-    let store = stores::open_to_read(app).await?;
-    let now = store.now().await?;
-    let limit = usize::try_from(args.limit).expect("the limit is small");
-    let mut before =
-        args.before.as_deref().map(|text| lookup::time("--before", text, now)).transpose()?;
-    let mut found: Vec<Occurrence> = Vec::new();
-    let mut searched = 0;
-    loop {
-        let page = read_ledger(&*store, &args.name, before, PAGE_MAX).await?;
-        let is_last = page.len() < PAGE_MAX;
-        searched += page.len();
-        before = page.last().map(|row| row.due_at);
-        found.extend(page.into_iter().filter(|row| {
-            args.fate.is_empty() || args.fate.iter().any(|fate| fate == row.fate.as_str())
-        }));
-        if is_last || found.len() > limit || searched >= SEARCHED_MAX {
-            break;
-        }
-    }
-    if searched == 0 && args.before.is_none() {
-        // A slip in the name is more likely than a schedule that was never due.
-        find(&*store, &args.name).await?;
-    }
-    let has_more = found.len() > limit;
-    found.truncate(limit);
-    let next = found.last().filter(|_| has_more).map(|row| row.due_at.to_string());
+    let reach = Reach::read(app).await?;
+    let fates = args.fate.join(",");
+    let path = format!("{}/occurrences", path(&args.name));
+    let page: Page<OccurrenceItem> =
+        pages(&reach, &path, (args.limit, args.before), &[("fate", &*fates)]).await?;
     if app.output.json {
-        let items: Vec<_> = found.iter().map(row).collect();
-        app.output.json(&json!({ "items": items, "next": next }))?;
+        app.output.json(&page)?;
         return Ok(Exit::Done);
     }
-    if found.is_empty() {
+    if page.items.is_empty() {
         app.output.note("no occurrences");
         return Ok(Exit::Done);
     }
-    table(&found).print(app.output)?;
-    if let Some(next) = next {
+    table(&page.items).print(app.output)?;
+    if let Some(next) = page.next {
         app.output.note(format_args!(
             "more: flowgate schedules occurrences {} --before {next} …",
             args.name
@@ -282,13 +245,14 @@ pub(crate) async fn occurrences(app: &App, args: Occurrences) -> Outcome {
     Ok(Exit::Done)
 }
 
-fn table(rows: &[Occurrence]) -> Table {
+fn table(rows: &[OccurrenceItem]) -> Table {
     let mut table = Table::new(&["due", "fate", "delay", "run", "note"]);
     for row in rows {
         let run = row.run_id.map_or_else(String::new, |run_id| run_id.to_string());
-        let delay = row.fate.has_run().then(|| Brief(row.decided_at.since(row.due_at)).to_string());
+        let delay = clock::read(&row.decided_at).since(clock::read(&row.due_at));
+        let delay = row.fate.has_run().then(|| Brief(delay).to_string());
         table.row(vec![
-            Cell::plain(row.due_at),
+            Cell::plain(&row.due_at),
             Cell::bold(row.fate),
             Cell::plain(delay.unwrap_or_default()),
             Cell::plain(run),

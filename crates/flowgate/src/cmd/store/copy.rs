@@ -13,7 +13,8 @@ use crate::config::parse_store;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::output::{Cell, Output, Table};
 use crate::signals::Stop;
-use crate::stores::{self, OwnStore, is_silent};
+use crate::stores::{self, OwnStore};
+use flowgate_server::lookup::is_silent;
 
 const TICK: Duration = Duration::from_millis(100);
 

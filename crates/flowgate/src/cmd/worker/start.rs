@@ -11,7 +11,6 @@ use tokio::sync::{mpsc, watch};
 
 use crate::clock;
 use crate::cmd::App;
-use crate::config::Role;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::folders::{self, Folders};
 use crate::instance::{Instance, Work};
@@ -49,7 +48,7 @@ Roles:
 Examples:
   flowgate worker start flows
   flowgate worker start --store postgres://user@db/flowgate --role job-worker --concurrency 64
-  flowgate worker start --queues mail,default --pool gpu --listen 0.0.0.0:7420")]
+  flowgate worker start --queues mail,default --pool gpu --listen 0.0.0.0:7420 --api off")]
 pub(crate) struct Args {
     /// Folders with flow files
     #[arg(value_name = "DIR")]
@@ -66,10 +65,13 @@ pub(crate) struct Args {
     /// A label that is listed with the instance
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
-    /// Where /healthz, /readyz and /metrics are served, or off [default: 127.0.0.1:7420, or a free
-    /// port where that is taken]
+    /// Where the dashboard, the API, health and metrics are served, or off [default:
+    /// 127.0.0.1:7420, or a free port where that is taken]
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
+    /// off: serve only health and metrics [default: on]
+    #[arg(long, value_name = "on|off")]
+    api: Option<String>,
     /// Register flow files again when they are saved
     #[arg(long, requires = "folders")]
     watch: bool,
@@ -89,6 +91,7 @@ impl Args {
             text("concurrency", &concurrency, "--concurrency"),
             text("pool", &self.pool, "--pool"),
             text("listen", &self.listen, "--listen"),
+            text("api", &self.api, "--api"),
         ]
         .into_iter()
         .flatten()
@@ -104,12 +107,37 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let _watcher = if args.watch { folders::watch(&app, folders.paths(), changed) } else { None };
     folders.read_all(&app)?;
     let monitor = Monitor::start(&app)?;
-    let worker = Worker { app: &app, monitor: monitor.as_ref(), waits: !args.no_wait };
+    let work = Work::As(app.config.role.on_store(app.config.store.is_shared()));
+    let worker = Worker { app: &app, monitor: monitor.as_ref(), waits: !args.no_wait, work };
     let instance = tokio::select! {
         _ = stop.next() => {
             app.output.note("stopped before the store was there");
             return Ok(Exit::Done);
         }
+        opened = worker.open() => opened?,
+    };
+    let outcome = tokio::select! {
+        _ = stop.next() => Ok(()),
+        Err(failure) = worker.serve(&instance, &mut folders, &mut changes, began) => Err(failure),
+    };
+    worker.end(&instance, &mut stop, outcome).await
+}
+
+/// Serves the API and the dashboard, and executes nothing.
+pub(crate) async fn serve(app: App) -> Outcome {
+    let began = clock::instant();
+    let mut stop = Stop::listen()?;
+    let mut folders = Folders::new(Vec::new())?;
+    let (_changed, mut changes) = mpsc::channel(1);
+    let monitor = Monitor::start(&app)?;
+    if monitor.as_ref().and_then(Monitor::address).is_none() || !app.config.api {
+        return Err(Failure::usage("nothing_to_serve", "the settings want no API")
+            .help("name an address with --listen ADDR, and set `api` to on")
+            .path("listen"));
+    }
+    let worker = Worker { app: &app, monitor: monitor.as_ref(), waits: true, work: Work::Serve };
+    let instance = tokio::select! {
+        _ = stop.next() => return Ok(Exit::Done),
         opened = worker.open() => opened?,
     };
     let outcome = tokio::select! {
@@ -125,23 +153,20 @@ struct Worker<'a> {
     monitor: Option<&'a Monitor>,
     /// Whether it waits for a store that is not there.
     waits: bool,
+    work: Work,
 }
 
 impl Worker<'_> {
-    /// The role that it has on its store.
-    fn role(&self) -> Role {
-        self.app.config.role.on_store(self.app.config.store.is_shared())
-    }
-
     /// Opens the store, however long that takes. It never uses another one.
     async fn open(&self) -> Result<Arc<Instance>, Failure> {
-        let work = Work::As(self.role());
-        let open = async || Instance::open(self.app, work).await;
+        let open = async || Instance::open(self.app, self.work).await;
         let instance = self.patiently(None, open).await?;
         if let Some(monitor) = self.monitor {
             monitor.work(instance.engine());
         }
-        instance.subscribe(self.app).await?;
+        if self.work != Work::Serve {
+            instance.subscribe(self.app).await?;
+        }
         Ok(instance)
     }
 
@@ -221,9 +246,12 @@ impl Worker<'_> {
         let (app, config) = (self.app, engine.config());
         let note = |name: &str, text: &str| app.output.note(format_args!("  {name:<6} {text}"));
         let version = env!("CARGO_PKG_VERSION");
-        app.output.note(format_args!("flowgate {version} worker {}", config.instance));
-        let said = if app.config.role == self.role() { "" } else { " (by auto)" };
-        note("role", &format!("{}{said}", self.role()));
+        let what = if self.work == Work::Serve { "serve" } else { "worker" };
+        app.output.note(format_args!("flowgate {version} {what} {}", config.instance));
+        if let Work::As(role) = self.work {
+            let said = if app.config.role == role { "" } else { " (by auto)" };
+            note("role", &format!("{role}{said}"));
+        }
         note("store", &app.config.store.to_string());
         let served = folders.served();
         if served.is_empty() {
@@ -232,14 +260,17 @@ impl Worker<'_> {
         for (at, flow) in served.iter().enumerate() {
             note(if at == 0 { "flows" } else { "" }, flow);
         }
-        if let Queues::Only(queues) = &config.queues {
+        if let Queues::Only(queues) = &config.queues
+            && self.work != Work::Serve
+        {
             note("queues", &queues.join(", "));
         }
         if let Some(pool) = &config.pool {
             note("pool", pool);
         }
-        if let Some(address) = self.monitor.and_then(Monitor::address) {
-            note("listen", &format!("http://{address} (/healthz, /readyz, /metrics)"));
+        if let Some(url) = self.monitor.and_then(Monitor::url) {
+            let more = if app.config.api { "/, /api/v1, " } else { "" };
+            note("listen", &format!("{url} ({more}/healthz, /readyz, /metrics)"));
         }
         let took = Brief(clock::instant().duration_since(began));
         app.output
@@ -271,7 +302,9 @@ impl Worker<'_> {
             exit = stop.next() => return Ok(exit),
         }
         outcome?;
-        self.app.output.note("stopped; open runs go on with the next worker");
+        if self.work != Work::Serve {
+            self.app.output.note("stopped; open runs go on with the next worker");
+        }
         Ok(Exit::Done)
     }
 }

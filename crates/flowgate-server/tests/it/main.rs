@@ -1,0 +1,18 @@
+//! The API without a network, on a store in memory and, for bad input, on the others.
+
+mod bad_input;
+mod bulk;
+mod dead;
+mod document;
+mod flows;
+mod jobs;
+mod live;
+mod matrix;
+mod overview;
+mod queues;
+mod run;
+mod runs;
+mod schedules;
+mod standing;
+mod webhooks;
+mod world;
