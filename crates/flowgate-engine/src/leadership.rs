@@ -22,12 +22,14 @@
 //!   second ask comes before the lease ends, or right after it, so a leader that dies is replaced
 //!   within its lease and two seconds; one that stops is replaced as soon as it has told.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::time::Timestamp;
 use flowgate_store::StoreError;
 use flowgate_store::control::{Term, TermAsk, TermOutcome, TermRef};
+use futures_util::future::{MaybeDone, maybe_done};
 use metrics::{Counter, Gauge, Histogram};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -102,6 +104,9 @@ enum End {
     Unrenewed,
 }
 
+/// What waiting for a word ends with.
+type Told = Result<(), StoreError>;
+
 struct Campaign {
     instance: Arc<Instance>,
     engine: WeakEngine,
@@ -133,10 +138,18 @@ pub(crate) async fn campaign(instance: Arc<Instance>, engine: WeakEngine, config
         is_renewed: false,
     };
     while !stopping.is_cancelled() {
+        // It listens before it asks: the word that the term is free may come while it does.
+        let store = Arc::clone(&campaign.instance.store);
+        let mut told = pin!(maybe_done(store.wait_told(LEADER, STANDBY_MAX * 2)));
+        tokio::select! {
+            biased;
+            () = told.as_mut() => {}
+            () = std::future::ready(()) => {}
+        }
         campaign.ask().await;
         tokio::select! {
             () = stopping.cancelled() => {}
-            () = campaign.wait() => {}
+            () = campaign.wait(told) => {}
         }
     }
 }
@@ -145,10 +158,7 @@ impl Campaign {
     /// Asks for the term once, and leads if it is given.
     async fn ask(&mut self) {
         let began = clock::now();
-        let asked = tokio::select! {
-            () = self.instance.stopping.cancelled() => return,
-            asked = self.take(None) => asked,
-        };
+        let Some(asked) = self.take_unless_stopping().await else { return };
         match asked {
             Ok(TermOutcome::Held(term)) => {
                 self.metrics.acquisition_seconds.record(began.elapsed());
@@ -176,6 +186,20 @@ impl Campaign {
         }
     }
 
+    /// Asks for the term; nothing if the instance stops meanwhile.
+    async fn take_unless_stopping(&self) -> Option<Result<TermOutcome, StoreError>> {
+        let mut take = pin!(self.take(None));
+        tokio::select! {
+            asked = &mut take => return Some(asked),
+            () = self.instance.stopping.cancelled() => {}
+        }
+        // What it is given now would be missed by all others until its lease ends.
+        if let Ok(Ok(TermOutcome::Held(term))) = tokio::time::timeout(RELEASE_MAX, take).await {
+            self.release(&term.term).await;
+        }
+        None
+    }
+
     fn failed(&mut self, error: &StoreError, message: &'static str) {
         if self.is_failing {
             tracing::debug!(%error, message);
@@ -200,16 +224,21 @@ impl Campaign {
         })
     }
 
-    /// Waits until it is worth asking again.
-    async fn wait(&self) {
+    /// Waits until it is worth asking again: when it is `told`, or after a while.
+    async fn wait(&self, mut told: Pin<&mut MaybeDone<impl Future<Output = Told>>>) {
         let retry = if self.is_renewed {
             let standby = STANDBY_MAX.min(self.config.lease / 2);
             standby + jittered(standby / 10)
         } else {
             jittered(RETRY_MAX.min(self.config.lease / 5))
         };
-        let told = self.instance.store.wait_told(LEADER, retry);
-        if !matches!(tokio::time::timeout(retry, told).await, Ok(Ok(())) | Err(_)) {
+        let over = tokio::time::sleep(retry);
+        tokio::select! {
+            () = told.as_mut() => {}
+            () = over => return,
+        }
+        // Nobody tells anything while the store does not answer.
+        if let Some(Err(_)) = told.take_output() {
             tokio::time::sleep(retry).await;
         }
     }

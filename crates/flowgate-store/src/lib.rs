@@ -49,6 +49,7 @@ mod instances;
 pub mod instrumented;
 pub mod memory;
 mod open;
+mod per_runtime;
 mod permits;
 pub mod postgres;
 pub mod redis;

@@ -34,7 +34,6 @@ pub use self::transaction::{PostgresConnection, PostgresTransaction};
 /// The driver, whose transactions callers write in.
 pub use tokio_postgres;
 
-use self::claim::OwnLink;
 use self::endpoint::{Endpoint, Kept, split_parameters};
 use self::floor::Floor;
 use self::hints::Hints;
@@ -155,7 +154,6 @@ pub struct PostgresStore {
     floor_check: Floor,
     /// Queues that are in their table for sure.
     queues_known: Mutex<HashSet<String>>,
-    renewals: tokio::sync::Mutex<Option<OwnLink>>,
     _in_touch: JoinSet<()>,
 }
 
@@ -172,7 +170,7 @@ impl PostgresStore {
         let in_touch =
             hints::keep_in_touch(Arc::clone(&hints), listen.clone(), channel, options.call_timeout);
         Ok(Self {
-            pool: Pool::new(&endpoint, options.pool_size, options.call_timeout),
+            pool: Pool::new(endpoint.clone(), options.pool_size, options.call_timeout),
             sql: Statements::in_schema(&options.schema),
             endpoint,
             listen,
@@ -182,7 +180,6 @@ impl PostgresStore {
             floor_due: Floor::new(),
             floor_check: Floor::new(),
             queues_known: Mutex::default(),
-            renewals: tokio::sync::Mutex::default(),
             _in_touch: in_touch,
         })
     }

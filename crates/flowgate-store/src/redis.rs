@@ -44,7 +44,6 @@ use flowgate_core::ids::{InstanceId, Position, RunId};
 use flowgate_core::limits::{CLAIM_BATCH_MAX, COMMIT_BATCH_MAX};
 use flowgate_core::time::Timestamp;
 use futures_util::future::try_join_all;
-use parking_lot::Mutex;
 use redis::{Cmd, Value};
 
 use self::claim::Ahead;
@@ -91,8 +90,6 @@ const CLAIM_ROUNDS_MAX: usize = 16;
 pub struct RedisStore {
     kind: &'static str,
     link: Link,
-    /// The connection of `renew`, and the runtime that drives it.
-    renewing: Mutex<Option<(tokio::runtime::Id, Arc<Link>)>>,
     partitions: Partitions,
     /// The last position of each partition that is known to be written.
     positions: Vec<AtomicU64>,
@@ -115,7 +112,7 @@ impl RedisStore {
         let partitions = settings::open_partitions(&link, &options).await?;
         let positions = partitions.all().map(|_| AtomicU64::new(0)).collect();
         let hints = Hints::new(&options.prefix);
-        Ok(Self { kind, link, renewing: Mutex::default(), partitions, positions, hints })
+        Ok(Self { kind, link, partitions, positions, hints })
     }
 
     async fn run(
@@ -217,30 +214,8 @@ impl RedisStore {
         claim::read(self.run("claiming", &script::CLAIM, prefix, write).await?)
     }
 
-    /// The connection of `renew` on the runtime of the caller, who may be on a thread of its own.
-    fn renewing(&self) -> Arc<Link> {
-        let runtime = tokio::runtime::Handle::current().id();
-        let mut renewing = self.renewing.lock();
-        match &*renewing {
-            Some((of, link)) if *of == runtime => Arc::clone(link),
-            Some(_) | None => {
-                let link = Arc::new(self.link.another());
-                *renewing = Some((runtime, Arc::clone(&link)));
-                link
-            }
-        }
-    }
-
-    /// The connection of `renew` if the caller is where it is driven, else that of all others.
-    fn link_here(&self) -> Option<Arc<Link>> {
-        let runtime = tokio::runtime::Handle::current().id();
-        let renewing = self.renewing.lock();
-        renewing.as_ref().filter(|(of, _)| *of == runtime).map(|(_, link)| Arc::clone(link))
-    }
-
     async fn renew_in(
         &self,
-        link: &Link,
         index: usize,
         leases: &[(usize, LeaseRef)],
         lease: Duration,
@@ -251,8 +226,8 @@ impl RedisStore {
                 command.arg(Text(held.job_id.run_id)).arg(held.job_id.step.0).arg(held.token.0);
             }
         };
-        let answer = script::RENEW.run(link, self.partitions.prefix(index), write).await;
-        let answer = answer.map_err(|error| fault::error("renewing leases", error))?;
+        let prefix = self.partitions.prefix(index);
+        let answer = self.run("renewing leases", &script::RENEW, prefix, write).await?;
         let mut reply = Reply::of(answer)?;
         let renewals = leases.iter().map(|(at, _)| {
             let renewal = match reply.number()? {
@@ -416,10 +391,9 @@ impl Store for RedisStore {
         leases: &[LeaseRef],
         lease: Duration,
     ) -> Result<Vec<Renewal>, StoreError> {
-        let link = self.renewing();
         let items = leases.iter().enumerate().map(|(at, held)| (at, held.job_id.run_id, *held));
         let parts = self.by_partition(items);
-        let parts = parts.iter().map(|(index, part)| self.renew_in(&link, *index, part, lease));
+        let parts = parts.iter().map(|(index, part)| self.renew_in(*index, part, lease));
         let mut renewals = vec![Renewal::Lost; leases.len()];
         for (at, renewal) in try_join_all(parts).await?.into_iter().flatten() {
             renewals[at] = renewal;

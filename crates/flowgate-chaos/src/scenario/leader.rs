@@ -32,7 +32,7 @@ const FAILOVER_SLACK: Duration = Duration::from_secs(2);
 /// How long a failover may take when the leader stops by itself.
 const HANDOVER_MAX: Duration = Duration::from_secs(1);
 /// Clean stops, besides the faults.
-const STOPS: usize = 2;
+const STOPS: usize = 6;
 
 const FLOW: &str = "
 flow: tick

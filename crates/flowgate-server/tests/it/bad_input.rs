@@ -2,8 +2,9 @@
 //! nothing in it.
 //!
 //! Rows B12 and B15 to B17 need a socket and are in `flowgate`; B28 (arguments of programs are
-//! passed as they are) is a test of the engine; there are no namespaces for B49; what a browser
-//! does with hostile text (B53) is a test of the dashboard.
+//! passed as they are) is a test of the engine; what becomes of steps that are accepted (B30 to B41)
+//! is in `bad_steps`, and of webhooks (B42 to B47) in `webhooks`; there are no namespaces for B49;
+//! what a browser does with hostile text (B53) is a test of the dashboard.
 
 use std::sync::Arc;
 
@@ -13,16 +14,19 @@ use flowgate_engine::{EngineConfig, instance_id};
 use flowgate_server::HostOptions;
 use flowgate_server::auth::{Scope, TokenEntry, Tokens, digest};
 use flowgate_store::control::{RECORD_KINDS, RecordQuery};
-use flowgate_store::{RunQuery, SqliteOptions, SqliteStore, Store, open_shared, whole_log};
+use flowgate_store::{RunQuery, Store, whole_log};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
+use crate::stores;
 use crate::world::{ONE_STEP, World};
 
 const TOKEN: &str = "the-token-of-an-admin";
 const WAITING: &str = "flow: waiting\nsteps:\n  a: { wait: { signal: go } }\n";
 const SCORED: &str = "flow: scored\nsteps:\n  score: { run: { worker: score } }\n";
+/// The only program that steps may start.
+const ALLOWED: &str = "/usr/bin/env";
 const HEALTH: &str = "flow: health\nsteps:\n  only: {}\n";
 
 /// A request, and what is answered.
@@ -292,6 +296,37 @@ fn files() -> Vec<Row> {
     rows
 }
 
+/// B29, B32, B37 and B38: steps that no instance should take.
+fn steps() -> Vec<Row> {
+    let run = |id, run: Value| {
+        let text = json!({ "flow": "bad", "steps": { "a": { "run": run } } });
+        flow_file(id, &text.to_string())
+    };
+    let program = |id, program: &str, argument: &str, name: &str| {
+        let env = json!({ name: "x" });
+        run(id, json!({ "process": { "command": [program, argument], "env": env } }))
+    };
+    let request = |id, url: &str, value: &str| {
+        run(id, json!({ "http": { "url": url, "headers": { "x-a": value } } }))
+    };
+    let (url, line) = ("http://example.com/", "a\r\nX-Evil: 1");
+    let mut rows = vec![
+        program("B32", ALLOWED, "a", "LD_PRELOAD").is(422, "env_forbidden"),
+        program("B32", ALLOWED, "a\0b", "A").is(422, "arg_invalid"),
+        run("B29", json!({ "shell": "true" })).is(422, "program_forbidden"),
+        request("B38", "http://good@evil.example/", "a").is(422, "flow_invalid"),
+        request("B38", &format!("{url}{line}"), "a").is(422, "flow_invalid"),
+        request("B38", url, line).is(422, "flow_invalid"),
+    ];
+    for other in ["env", "./env", "/usr/bin/../bin/env", "/bin/ls"] {
+        rows.push(program("B29", other, "a", "A").is(422, "program_forbidden"));
+    }
+    for url in ["file:///etc/passwd", "gopher://a/", "ftp://a/", "javascript:alert(1)"] {
+        rows.push(request("B37", url, "a").is(422, "scheme_forbidden"));
+    }
+    rows
+}
+
 /// B58 to B60: what has been done, or is not there. `ended` has ended, `open` is waiting, and `job`
 /// is claimed.
 fn runs(ended: &str, open: &str, job: &Value) -> Vec<Row> {
@@ -330,7 +365,8 @@ async fn world(store: Arc<dyn Store>) -> World {
     let tokens = Tokens::new(vec![TokenEntry { name, sha256, scope, expires: None }]);
     let options = HostOptions { tokens, ..HostOptions::default() };
     // Nothing may move by itself.
-    let config = EngineConfig { schedules: None, ..EngineConfig::new(instance_id()) };
+    let mut config = EngineConfig { schedules: None, ..EngineConfig::new(instance_id()) };
+    config.process.allowed = Arc::new([ALLOWED.to_owned()]);
     World::on(store, config, options, &[ONE_STEP, WAITING, SCORED, HEALTH]).await
 }
 
@@ -377,13 +413,13 @@ async fn catalogue(place: &str, store: Arc<dyn Store>) {
         }
         settled = now;
     }
-    let rows = [bodies(), names(), callers(), files(), runs(ended, &open, job)];
+    let rows = [bodies(), names(), callers(), files(), steps(), runs(ended, &open, job)];
     let mut count = 0;
     for row in rows.into_iter().flatten() {
         row.check(&world, place).await;
         count += 1;
     }
-    assert!(count > 110, "{count} rows");
+    assert!(count > 120, "{count} rows");
     // What is good is still taken, to the last digit.
     let exact = r#"{"flow":"one","input":{"n":18446744073709551616,"f":1.10}}"#;
     let exact = done(&world, "/runs", exact).await;
@@ -405,26 +441,15 @@ async fn catalogue(place: &str, store: Arc<dyn Store>) {
 #[tokio::test]
 async fn bad_input_is_refused_and_changes_nothing_on_sqlite() {
     let folder = tempfile::tempdir().expect("a folder can be made");
-    let options = SqliteOptions::new(instance_id());
-    let store = SqliteStore::open(folder.path().join("a.db"), options).await;
-    catalogue("sqlite", Arc::new(store.expect("the file can be made"))).await;
-}
-
-#[expect(clippy::disallowed_methods, reason = "the services tell the tests where they are")]
-async fn shared(variable: &str, parameter: &str) -> Arc<dyn Store> {
-    let url = std::env::var(variable).unwrap_or_else(|_| {
-        panic!("{variable} is not set: run `cargo xtask services with cargo nextest run`")
-    });
-    let url = format!("{url}?{parameter}=api_{:016x}", fastrand::u64(..));
-    open_shared(&url).await.expect("the server is there")
+    catalogue("sqlite", stores::sqlite(folder.path()).await).await;
 }
 
 #[tokio::test]
 async fn bad_input_is_refused_and_changes_nothing_on_redis() {
-    catalogue("redis", shared("FLOWGATE_TEST_REDIS", "prefix").await).await;
+    catalogue("redis", stores::redis().await).await;
 }
 
 #[tokio::test]
 async fn bad_input_is_refused_and_changes_nothing_on_postgres() {
-    catalogue("postgres", shared("FLOWGATE_TEST_POSTGRES", "schema").await).await;
+    catalogue("postgres", stores::postgres().await).await;
 }

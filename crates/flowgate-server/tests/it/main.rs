@@ -1,6 +1,7 @@
 //! The API without a network, on a store in memory and, for bad input, on the others.
 
 mod bad_input;
+mod bad_steps;
 mod bulk;
 mod dead;
 mod document;
@@ -14,5 +15,6 @@ mod run;
 mod runs;
 mod schedules;
 mod standing;
+mod stores;
 mod webhooks;
 mod world;

@@ -1,4 +1,4 @@
-//! `/hooks`, on every store.
+//! `/hooks`, on every store; rows B42 to B47 of the catalogue of bad input are here.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,11 +16,10 @@ use flowgate_server::HostOptions;
 use flowgate_server::webhooks::signature::Key;
 use flowgate_server::webhooks::{Effect, TOLERANCE_DEFAULT, Webhook, WebhookSecret};
 use flowgate_store::control::{Expect, RecordQuery, RecordWrite, RecordsOutcome};
-use flowgate_store::{
-    Clock, MemoryStore, RunQuery, SqliteOptions, SqliteStore, Store, open_shared,
-};
+use flowgate_store::{Clock, MemoryStore, RunQuery, Store};
 use serde_json::{Value, json};
 
+use crate::stores;
 use crate::world::{ONE_STEP, World};
 
 /// Two signals end it.
@@ -130,9 +129,11 @@ async fn start_twice(world: &World) -> RunId {
 async fn refused(world: &World) {
     for path in ["/start", "/approve/latest"] {
         let good = good(path, "m-refused");
+        // B42
         for name in ["webhook-id", "webhook-timestamp", "webhook-signature"] {
             good.without(name).is_refused(world, 401, "signature_missing").await;
         }
+        // B43
         let mut double = good.clone();
         double.headers.push(("webhook-id", "m-other".to_owned()));
         double.is_refused(world, 401, "signature_invalid").await;
@@ -144,6 +145,7 @@ async fn refused(world: &World) {
             let message = good.with("webhook-signature", signatures);
             message.is_refused(world, 401, "signature_invalid").await;
         }
+        // B44
         for seconds in [now() - 360, now() + 360] {
             let message = signed(path, NEW, "m-refused", &seconds.to_string(), &good.body);
             message.is_refused(world, 401, "timestamp").await;
@@ -152,6 +154,7 @@ async fn refused(world: &World) {
             let message = signed(path, NEW, "m-refused", timestamp, &good.body);
             message.is_refused(world, 401, "timestamp").await;
         }
+        // B46
         for body in [r#"{"n": 1}"#, r#"{"n":2}"#, ""] {
             let message = Message { body: body.to_owned(), ..good.clone() };
             message.is_refused(world, 401, "signature_invalid").await;
@@ -168,7 +171,7 @@ async fn refused(world: &World) {
     assert_eq!((runs(world).await, records(world).await), (0, 0));
 }
 
-/// A message that is sent again, also at the same time, starts one run.
+/// B45: a message that is sent again, also at the same time, starts one run.
 async fn started_once(world: &World) {
     let before = runs(world).await;
     let message = good("/start", "m-start");
@@ -210,7 +213,7 @@ async fn signalled_once(world: &World) {
     late.is_refused(world, 409, "run_terminal").await;
 }
 
-/// A secret counts as long as it is there.
+/// B47: a secret counts as long as it is there.
 async fn rotated(world: &World, folder: &Path) {
     let by = |secret: &str, id: &str| signed("/start", secret, id, &now().to_string(), "{}");
     by(OLD, "m-r1").is_refused(world, 401, "signature_invalid").await;
@@ -234,15 +237,6 @@ async fn all_holds(store: Arc<dyn Store>) {
     world.engine.shutdown().await;
 }
 
-#[expect(clippy::disallowed_methods, reason = "the services tell the tests where they are")]
-async fn shared(variable: &str, space: &str) -> Arc<dyn Store> {
-    let url = std::env::var(variable).unwrap_or_else(|_| {
-        panic!("{variable} is not set: run `cargo xtask services with cargo nextest run`")
-    });
-    let url = format!("{url}?{space}=hooks_{:016x}", fastrand::u64(..));
-    open_shared(&url).await.expect("the server is there")
-}
-
 #[tokio::test]
 async fn a_signed_message_counts_once_and_no_other_counts_in_memory() {
     all_holds(Arc::new(MemoryStore::new())).await;
@@ -251,19 +245,17 @@ async fn a_signed_message_counts_once_and_no_other_counts_in_memory() {
 #[tokio::test]
 async fn a_signed_message_counts_once_and_no_other_counts_on_sqlite() {
     let folder = tempfile::tempdir().expect("there is room");
-    let options = SqliteOptions::new(instance_id());
-    let store = SqliteStore::open(folder.path().join("a.db"), options).await;
-    all_holds(Arc::new(store.expect("it can be made"))).await;
+    all_holds(stores::sqlite(folder.path()).await).await;
 }
 
 #[tokio::test]
 async fn a_signed_message_counts_once_and_no_other_counts_on_redis() {
-    all_holds(shared("FLOWGATE_TEST_REDIS", "prefix").await).await;
+    all_holds(stores::redis().await).await;
 }
 
 #[tokio::test]
 async fn a_signed_message_counts_once_and_no_other_counts_on_postgres() {
-    all_holds(shared("FLOWGATE_TEST_POSTGRES", "schema").await).await;
+    all_holds(stores::postgres().await).await;
 }
 
 /// Somebody took the message and died before, or after, the signal was sent.

@@ -10,16 +10,12 @@ use flowgate_core::ids::{LeaseToken, RunId};
 use flowgate_core::limits::CLAIM_BATCH_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
-use tokio::runtime::{Handle, Id};
-use tokio::task::JoinSet;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use super::PostgresStore;
-use super::endpoint::Endpoint;
 use super::fault::Fault;
-use super::pool::ask;
 use super::rows::{
     JobColumns, column, decode, encode_queues, to_int4, to_integer, to_ms, to_number,
 };
@@ -175,21 +171,8 @@ impl PostgresStore {
             (&tokens as _, Type::INT8_ARRAY),
             (&lease_ms as _, Type::INT8),
         ];
-        let mut own = self.renewals.lock().await;
-        let answer = async {
-            let link = own_link(&mut own, &self.endpoint, self.options.call_timeout).await?;
-            let rows =
-                ask(&link.client, self.options.call_timeout, &self.sql.renew, &params).await?;
-            let row = rows.first().ok_or_else(|| {
-                Fault::unreadable(std::io::Error::other("the server answered no row"))
-            })?;
-            column::<Vec<Option<i64>>>(row, 0)
-        };
-        let answer = answer.await;
-        if let Err(Fault::Driver(_) | Fault::Silence(_)) = answer {
-            *own = None;
-        }
-        let until = answer.map_err(|fault| fault.into_error(doing))?;
+        let row = self.pool.call_one(doing, &self.sql.renew, &params).await?;
+        let until = column::<Vec<Option<i64>>>(&row, 0).map_err(|fault| fault.into_error(doing))?;
         let until: HashMap<LeaseRef, i64> = named
             .into_iter()
             .zip(until)
@@ -200,31 +183,6 @@ impl PostgresStore {
         };
         Ok(leases.iter().map(renewal).collect())
     }
-}
-
-/// A connection for renewals alone, driven by the runtime that renews: neither a busy pool nor
-/// user code that keeps the other runtime from its tasks can hold renewals up.
-#[derive(Debug)]
-pub(super) struct OwnLink {
-    runtime: Id,
-    client: Client,
-    _driver: JoinSet<()>,
-}
-
-async fn own_link<'a>(
-    own: &'a mut Option<OwnLink>,
-    endpoint: &Endpoint,
-    within: Duration,
-) -> Result<&'a OwnLink, Fault> {
-    let runtime = Handle::current().id();
-    if own.as_ref().is_some_and(|link| link.runtime != runtime || link.client.is_closed()) {
-        *own = None;
-    }
-    if own.is_none() {
-        let (client, driver) = endpoint.connect(within).await?;
-        *own = Some(OwnLink { runtime, client, _driver: driver });
-    }
-    Ok(own.as_ref().expect("a link was made if there was none"))
 }
 
 fn read_log_row(row: &Row) -> Result<(Uuid, u64, Vec<Event>), Fault> {

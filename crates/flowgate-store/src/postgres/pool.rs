@@ -9,6 +9,7 @@ use tokio_postgres::{Client, Row};
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use crate::StoreError;
+use crate::per_runtime::PerRuntime;
 
 /// How often a call that the server gave up for another one is made in all.
 const TRIES_MAX: u32 = 5;
@@ -19,26 +20,32 @@ const PAUSE_MAX: Duration = Duration::from_millis(20);
 /// and a connection keeps nothing that the next user of it could miss.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// Connections that anybody may use for one statement.
+/// Connections that anybody may use for one statement; each runtime has its own.
 #[derive(Debug)]
 pub(super) struct Pool {
-    pool: deadpool_postgres::Pool,
+    endpoint: Endpoint,
+    size: usize,
     call_timeout: Duration,
+    pools: PerRuntime<deadpool_postgres::Pool>,
 }
 
 impl Pool {
-    pub(super) fn new(endpoint: &Endpoint, size: usize, call_timeout: Duration) -> Self {
+    pub(super) fn new(endpoint: Endpoint, size: usize, call_timeout: Duration) -> Self {
+        Self { endpoint, size, call_timeout, pools: PerRuntime::new() }
+    }
+
+    /// A pool without a connection yet.
+    fn empty(&self) -> deadpool_postgres::Pool {
         let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_config(endpoint.config.clone(), endpoint.tls.clone(), config);
-        let pool = deadpool_postgres::Pool::builder(manager)
-            .max_size(size.max(1))
+        let Endpoint { config: server, tls } = self.endpoint.clone();
+        deadpool_postgres::Pool::builder(Manager::from_config(server, tls, config))
+            .max_size(self.size.max(1))
             .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(call_timeout))
-            .create_timeout(Some(call_timeout))
-            .recycle_timeout(Some(call_timeout))
+            .wait_timeout(Some(self.call_timeout))
+            .create_timeout(Some(self.call_timeout))
+            .recycle_timeout(Some(self.call_timeout))
             .build()
-            .expect("a pool with a runtime can be built");
-        Self { pool, call_timeout }
+            .expect("a pool with a runtime can be built")
     }
 
     /// The rows that a statement answers.
@@ -91,7 +98,8 @@ impl Pool {
         sql: &str,
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, Fault> {
-        let client = self.pool.get().await.map_err(Fault::Pool)?;
+        let pool = self.pools.here(|| self.empty());
+        let client = pool.get().await.map_err(Fault::Pool)?;
         let answer = ask(&client, within, sql, params).await;
         if let Err(Fault::Silence(_)) = answer {
             // Nobody knows what this connection would answer next, or whether it ever does.
@@ -102,7 +110,7 @@ impl Pool {
 
     /// Ends all connections.
     pub(super) fn close(&self) {
-        self.pool.close();
+        self.pools.all().iter().for_each(|pool| pool.close());
     }
 }
 

@@ -18,18 +18,18 @@ use tokio::time::timeout;
 
 use super::fault::ends_connection;
 use super::options::{Servers, ServersKind};
+use crate::per_runtime::PerRuntime;
 
 /// The longest pause before another try at a connection.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often the cluster's client follows a redirection or waits for a failover in one call.
 const CLUSTER_RETRIES: u32 = 3;
 
-/// A way to the servers. Calls share one connection, whose driver lives on the runtime of the call
-/// that made it.
+/// A way to the servers. The calls of a runtime share one connection.
 pub(super) struct Link {
     servers: Arc<Servers>,
     call_timeout: Duration,
-    slot: Mutex<Slot>,
+    slots: PerRuntime<Mutex<Slot>>,
 }
 
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl fmt::Debug for Link {
 impl Link {
     /// A way to `servers` that is not taken yet.
     pub(super) fn new(servers: Arc<Servers>, call_timeout: Duration) -> Self {
-        Self { servers, call_timeout, slot: Mutex::default() }
+        Self { servers, call_timeout, slots: PerRuntime::new() }
     }
 
     /// The same way with a connection of its own.
@@ -112,7 +112,8 @@ impl Link {
     }
 
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
-        let mut slot = self.slot.lock().await;
+        let slot = self.slots.here(Mutex::default);
+        let mut slot = slot.lock().await;
         if let Some(connection) = &slot.connection {
             return Ok((slot.number, connection.clone()));
         }
@@ -151,7 +152,8 @@ impl Link {
         if let Err(error) = &answer
             && ends_connection(error)
         {
-            let mut slot = self.slot.lock().await;
+            let slot = self.slots.here(Mutex::default);
+            let mut slot = slot.lock().await;
             if slot.number == number && slot.connection.take().is_some() {
                 slot.failures = slot.failures.saturating_add(1);
                 tracing::warn!(%error, "the connection to Redis is given up");

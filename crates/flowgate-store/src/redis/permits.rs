@@ -40,8 +40,6 @@ impl RedisStore {
         asks: &[PermitAsk],
         lease: Duration,
     ) -> Result<Vec<PermitOutcome>, StoreError> {
-        let here = self.link_here();
-        let link = here.as_deref().unwrap_or(&self.link);
         let parts = self.by_key(asks, |ask| &ask.key);
         let parts = parts.into_iter().map(|(index, part)| async move {
             let write = |command: &mut Cmd| {
@@ -52,8 +50,7 @@ impl RedisStore {
                 }
             };
             let prefix = self.partitions.prefix(index);
-            let answer = script::TAKE_PERMITS.run(link, prefix, write).await;
-            let answer = answer.map_err(|error| fault::error("taking permits", error))?;
+            let answer = self.run("taking permits", &script::TAKE_PERMITS, prefix, write).await?;
             let mut reply = Reply::of(answer)?;
             let outcomes = part.iter().map(|(at, _)| Ok((*at, read_outcome(&mut reply)?)));
             outcomes.collect::<Result<Vec<_>, StoreError>>()

@@ -526,3 +526,28 @@ async fn a_claim_takes_its_jobs_from_the_index_of_their_order() {
     assert_eq!(count, 1, "it is scanned");
     assert!(rows <= 20, "and only its head: {rows} rows");
 }
+
+/// A store that one runtime made, which then stands still, as under handlers that block every thread.
+#[test]
+fn a_runtime_that_stands_still_holds_up_no_other_and_one_that_ends_takes_nothing_with_it() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let harness = first.block_on(PostgresHarness::direct());
+    let store = Arc::clone(&harness.store);
+    first.block_on(store.now()).expect("asking");
+    let answer = second.block_on(async { timeout(SOON / 4, store.now()).await });
+    answer.expect("it is not held up").expect("asking");
+    let asked = second.block_on(store.take_term(&ask("leader", "a", None))).expect("asking");
+    assert!(matches!(asked, TermOutcome::Held(_)));
+    drop(second);
+    first.block_on(async {
+        for _ in 0..4 {
+            store
+                .release_term(&TermRef { name: "leader".into(), number: 1 })
+                .await
+                .expect("it ends");
+        }
+    });
+    let _entered = first.enter();
+    drop((store, harness));
+}

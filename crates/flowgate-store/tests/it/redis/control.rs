@@ -282,3 +282,22 @@ async fn a_write_under_a_term_that_another_took_over_is_refused() {
     assert_eq!(refused, RecordsOutcome::TermLost);
     written(redis.write_records(late, Some(&other.term)).await.unwrap());
 }
+
+/// A store that one runtime made, which then stands still, as under handlers that block every thread.
+#[test]
+fn a_runtime_that_stands_still_holds_up_no_other_and_one_that_ends_takes_nothing_with_it() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let harness = first.block_on(RedisHarness::single());
+    let redis = Arc::clone(&harness.redis);
+    assert_eq!(first.block_on(redis.list_terms("")).unwrap(), []);
+    let answer = second.block_on(async {
+        tokio::time::timeout(Duration::from_secs(5), redis.take_term(&ask("a", None))).await
+    });
+    assert!(held(answer.expect("it is not held up").unwrap()).is_some());
+    drop(second);
+    let again = first.block_on(redis.take_term(&ask("a", None))).expect("its connection is there");
+    assert!(held(again).is_some());
+    let _entered = first.enter();
+    drop((redis, harness));
+}
