@@ -70,4 +70,4 @@ pub use leadership::{FLAP_TERMS_MAX, FLAP_WINDOW, Leadership, flapping_terms};
 pub use queues::{QueueRate, QueueSettings, change_queue, queue_settings};
 pub use schedules::{NamedSchedule, OCCURRENCE, SCHEDULE, read_ledger, read_schedules};
 pub use secrets::{Secret, SecretFault, Secrets};
-pub use supervisor::{Engine, FlowRef, QueueDepth, StartRequest, Started, Stats};
+pub use supervisor::{Engine, FlowRef, QueueDepth, RetryOn, StartRequest, Started, Stats};

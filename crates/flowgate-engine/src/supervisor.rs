@@ -80,6 +80,18 @@ struct Parts {
     leases: LeaseKeeper,
 }
 
+/// The revision that another try of a run is on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RetryOn {
+    /// The one that the run is pinned to.
+    #[default]
+    Pinned,
+    /// The one that new runs of its flow start on.
+    Active,
+    /// This one.
+    Revision(Revision),
+}
+
 /// A start.
 #[derive(Clone, Debug)]
 pub struct StartRequest {
@@ -324,14 +336,20 @@ impl Engine {
     }
 
     /// Tries a finished run again, as a new run: what did not succeed and all that follows from it,
-    /// or the step `from` and all that follows from that.
+    /// or the step `from` and all that follows from that. On another revision, a step that succeeded
+    /// is one of the same name.
     ///
     /// A failed run is no dead letter any more afterwards.
-    pub async fn retry(&self, run_id: RunId, from: Option<&str>) -> Result<Started, EngineError> {
+    pub async fn retry(
+        &self,
+        run_id: RunId,
+        from: Option<&str>,
+        on: &RetryOn,
+    ) -> Result<Started, EngineError> {
         self.instance().strain.admit()?;
         let seed = self.seed(run_id).await?;
         let (was, new_id) = (seed.run.status, self.instance().run_ids.next());
-        let started = self.retry_as(seed, from, new_id).await?;
+        let started = self.retry_as(seed, from, on, new_id).await?;
         if was == RunStatus::Failed {
             let kept = self.config().retention.runs;
             dead::note(&**self.store(), run_id, Fate::Retried { run_id: new_id }, kept).await?;
@@ -340,7 +358,11 @@ impl Engine {
     }
 
     /// Tries a dead letter again; an existing run if somebody has done so before.
-    pub async fn retry_dead_letter(&self, run_id: RunId) -> Result<Started, EngineError> {
+    pub async fn retry_dead_letter(
+        &self,
+        run_id: RunId,
+        on: &RetryOn,
+    ) -> Result<Started, EngineError> {
         self.instance().strain.admit()?;
         let store = &**self.store();
         match dead::fate_of(store, run_id).await? {
@@ -353,7 +375,7 @@ impl Engine {
             return Err(EngineError::NotDead(run_id));
         }
         let new_id = dead::retry_id(run_id);
-        let started = self.retry_as(seed, None, new_id).await?;
+        let started = self.retry_as(seed, None, on, new_id).await?;
         let kept = self.config().retention.runs;
         dead::note(store, run_id, Fate::Retried { run_id: new_id }, kept).await?;
         Ok(started)
@@ -364,17 +386,34 @@ impl Engine {
         &self,
         seed: Seed,
         from: Option<&str>,
+        on: &RetryOn,
         new_id: RunId,
     ) -> Result<Started, EngineError> {
         let instance = self.instance();
-        let from = from.map(|name| step_index(&seed.flow.flow, name)).transpose()?;
-        let log = whole_log(&**self.store(), seed.run.run_id).await?;
+        let Seed { flow: pinned, run } = seed;
+        let flow = match on {
+            RetryOn::Pinned => Arc::clone(&pinned),
+            RetryOn::Active => self.flow(FlowRef::Active(&run.flow)).await?,
+            RetryOn::Revision(revision) => {
+                let exact: (&Arc<str>, &Revision) = (&run.flow, revision);
+                let loaded = instance.flows.load(&*instance.store, &instance.workers, exact).await;
+                loaded.map_err(EngineError::Flow)?
+            }
+        };
+        let from = from.map(|name| step_index(&flow.flow, name)).transpose()?;
+        let log = whole_log(&**self.store(), run.run_id).await?;
+        if let Some(first) = log.first()
+            && flow.flow.revision != pinned.flow.revision
+        {
+            flow.flow.check_input(&first.event.payload()).map_err(EngineError::Input)?;
+        }
         let commit_id = instance.commit_ids.next();
-        let commit = decide::retry(&seed.flow.flow, &seed.run, &log, from, (new_id, commit_id))
+        let flows = (&pinned.flow, &flow.flow);
+        let commit = decide::retry(flows, &run, &log, from, (new_id, commit_id))
             .map_err(EngineError::Rejected)?;
         let (reply, answer) = oneshot::channel();
         instance.inbox.push(Inbound::Start(Box::new(NewRun {
-            flow: seed.flow,
+            flow,
             origin: Origin::Retry(Box::new(commit)),
             commit_id,
             reply,

@@ -3,6 +3,10 @@
 //! A terminal state is final, so a retry is a run of its own. It takes over what succeeded and does
 //! the rest: the steps that did not succeed, the step that it is told to begin with, and all that
 //! lies downstream of them.
+//!
+//! It may be on another revision than the run that it tries again. Then a step is the same if it has
+//! the same name, whatever else was changed about it; what the new revision does not know any more
+//! is left behind.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,10 +21,10 @@ use crate::run::{Run, StepState};
 
 /// The first commit of a run that tries `old` again, whose whole log is `log`.
 ///
-/// `flow` is the revision that `old` is pinned to. With `from`, that step and what follows it is
-/// done again even where it succeeded.
+/// `pinned` is the revision that `old` is pinned to, and `flow` the one that the new run is to be
+/// on. With `from`, that step of `flow` and what follows it is done again even where it succeeded.
 pub fn retry(
-    flow: &Flow,
+    (pinned, flow): (&Flow, &Flow),
     old: &Run,
     log: &[StoredEvent],
     from: Option<StepIndex>,
@@ -29,7 +33,7 @@ pub fn retry(
     if !old.status.is_terminal() {
         return Err(Rejection::RunOpen(old.status));
     }
-    let again = steps_to_do_again(flow, old, from);
+    let again = steps_to_do_again((pinned, flow), old, from);
     if again.iter().all(|again| !again) {
         return Err(Rejection::NothingToRetry);
     }
@@ -50,13 +54,24 @@ pub fn retry(
             draft.open_step(index, inputs, Due::Now);
         }
     }
+    if draft.run.open == 0 {
+        // What did not succeed was never asked for, and nothing asks for it now.
+        return Err(Rejection::NothingToRetry);
+    }
     Ok(draft.finish(commit_id, vec![Guard::RunAbsent]))
 }
 
 /// For each step, whether the new run does it again.
-fn steps_to_do_again(flow: &Flow, old: &Run, from: Option<StepIndex>) -> Vec<bool> {
-    let mut again: Vec<bool> =
-        old.steps.iter().map(|step| step.state != StepState::Succeeded).collect();
+fn steps_to_do_again(
+    (pinned, flow): (&Flow, &Flow),
+    old: &Run,
+    from: Option<StepIndex>,
+) -> Vec<bool> {
+    let has_succeeded = |index: StepIndex| {
+        let before = pinned.step_index(&flow.step(index).name);
+        before.is_some_and(|before| old.step(before).state == StepState::Succeeded)
+    };
+    let mut again: Vec<bool> = flow.step_indexes().map(|index| !has_succeeded(index)).collect();
     let mut todo: Vec<StepIndex> = flow.step_indexes().filter(|at| again[at.at()]).collect();
     if let Some(from) = from
         && !std::mem::replace(&mut again[from.at()], true)
@@ -89,12 +104,16 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
         if again[index.at()] {
             continue;
         }
+        let is_known = |event: &Arc<str>| {
+            flow.slot_index(event).is_some_and(|slot| flow.step(index).emits.contains(&slot))
+        };
         match &stored.event {
+            Event::EventEmitted { event, .. } if !is_known(event) => {}
             Event::EventEmitted { .. } | Event::StateSet { .. } | Event::StepCarried { .. } => {
                 draft.push(stored.event.clone());
             }
             Event::SignalTaken { step, signal_seq, events } => {
-                for event in events {
+                for event in events.iter().filter(|event| is_known(event)) {
                     let data = signals.get(signal_seq).cloned().unwrap_or_else(Payload::null);
                     let (step, event) = (Arc::clone(step), Arc::clone(event));
                     draft.push(Event::EventEmitted { step, event, data });

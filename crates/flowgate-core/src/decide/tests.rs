@@ -11,7 +11,7 @@ use crate::event::{ErrorKind, Event};
 use crate::ids::{CommitId, RunId};
 use crate::limits;
 use crate::payload::Payload;
-use crate::run::{RunStatus, StepState};
+use crate::run::{Run, RunStatus, StepState};
 use uuid::Uuid;
 
 mod random;
@@ -514,7 +514,7 @@ fn a_retry_is_a_new_run_that_keeps_what_succeeded() {
     let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
     let states = |from: Option<&str>| {
         let from = from.map(|step| world.index(step));
-        let commit = retry(&flow, &old, &world.log, from, ids).unwrap();
+        let commit = retry((&flow, &flow), &old, &world.log, from, ids).unwrap();
         assert_eq!(commit.record.retry_of, Some(RUN));
         let state = |step| commit.record.step(world.index(step)).state;
         [state("start"), state("a"), state("b"), state("join")]
@@ -526,20 +526,86 @@ fn a_retry_is_a_new_run_that_keeps_what_succeeded() {
 }
 
 #[test]
+fn a_retry_on_another_revision_keeps_what_has_the_same_name() {
+    let mut world = diamond();
+    world.succeed("start", &["left", "right"]);
+    world.succeed("b", &["b.done"]);
+    world.fail("a", ErrorKind::Final);
+    let (pinned, old) = (world.flow.clone(), world.run.clone().unwrap());
+    let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
+    let check = |steps: Value, from: Option<&str>, expected: &[(&str, StepState)]| {
+        let new = World::new(flow(&steps)).flow;
+        let from = from.map(|step| new.step_index(step).unwrap());
+        let commit = retry((&pinned, &new), &old, &world.log, from, ids).unwrap();
+        assert_eq!(commit.record.revision, new.revision);
+        let folded = Run::fold(ids.0, &new, &commit.events).unwrap();
+        assert_eq!(folded, *commit.record);
+        for (step, state) in expected {
+            let found = commit.record.step(new.step_index(step).unwrap()).state;
+            assert_eq!(found, *state, "{step} of {steps}");
+        }
+    };
+    let (done, queued, pending) = (StepState::Succeeded, StepState::Queued, StepState::Pending);
+    let start = worker(&Value::Null, &["left", "right"]);
+    let (a, b) = (worker(&json!(["left"]), &["a.done"]), worker(&json!(["right"]), &["b.done"]));
+    let join = worker(&json!(["a.done", "b.done"]), &[]);
+    // A step came in between: what follows it is done again.
+    let checked = json!({
+        "start": start, "check": worker(&json!(["right"]), &["checked"]), "a": a,
+        "b": worker(&json!(["checked"]), &["b.done"]), "join": join,
+    });
+    let expected = [("start", done), ("check", queued), ("a", queued), ("b", pending)];
+    check(checked.clone(), None, &expected);
+    check(checked, Some("start"), &[("start", queued), ("check", pending), ("a", pending)]);
+    // Steps are in another order, and one is gone.
+    let shorter = json!({ "b": b, "start": start, "join": worker(&json!(["b.done"]), &[]) });
+    check(shorter, None, &[("start", done), ("b", done), ("join", queued)]);
+    // The entry has another name, so nothing is kept.
+    let renamed = json!({ "begin": start, "a": a, "b": b, "join": join });
+    check(renamed, None, &[("begin", queued), ("a", pending), ("b", pending), ("join", pending)]);
+    // An event that its step does not emit any more starts nothing.
+    let quiet = json!({
+        "start": worker(&Value::Null, &["left", "right"]), "a": a,
+        "b": worker(&json!(["right"]), &["other"]),
+        "late": worker(&json!(["a.done"]), &["b.done"]), "join": join,
+    });
+    check(quiet, None, &[("a", queued), ("b", done), ("late", pending), ("join", pending)]);
+}
+
+#[test]
+fn a_retry_of_what_nothing_asks_for_is_refused() {
+    let steps = json!({
+        "start": worker(&Value::Null, &["left", "right"]),
+        "a": worker(&json!(["left"]), &[]), "b": worker(&json!(["right"]), &[]),
+    });
+    let mut world = World::new(flow(&steps));
+    world.start();
+    world.succeed("start", &["left"]);
+    world.succeed("a", &[]);
+    assert_eq!(world.status(), "completed");
+    let run = world.run.clone().unwrap();
+    let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, ids).unwrap_err();
+    assert_eq!(rejected, Rejection::NothingToRetry);
+}
+
+#[test]
 fn only_a_run_that_ended_can_be_retried() {
     let world = diamond();
     let run = world.run.clone().unwrap();
     let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
-    let rejected = retry(&world.flow, &run, &world.log, None, ids).unwrap_err();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, ids).unwrap_err();
     assert_eq!(rejected, Rejection::RunOpen(RunStatus::Running));
 
     let mut world = World::new(flow(&json!({ "start": worker(&Value::Null, &[]) })));
     world.start();
     world.succeed("start", &[]);
     let run = world.run.clone().unwrap();
-    let rejected = retry(&world.flow, &run, &world.log, None, ids).unwrap_err();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, ids).unwrap_err();
     assert_eq!(rejected, Rejection::NothingToRetry);
-    assert!(retry(&world.flow, &run, &world.log, Some(world.flow.entry), ids).is_ok());
+    assert!(
+        retry((&world.flow, &world.flow), &run, &world.log, Some(world.flow.entry), ids).is_ok()
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use flowgate_core::ids::InstanceId;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{
     Bounds, Degradation, DegradationConfig, Engine, EngineConfig, EngineError, HandlerError,
-    Leadership, SchedulerConfig, StartRequest, StepContext, Workers,
+    Leadership, RetryOn, SchedulerConfig, StartRequest, StepContext, Workers,
 };
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{MemoryStore, Queues, RunQuery, Store};
@@ -79,7 +79,10 @@ async fn a_critical_instance_refuses_new_runs_and_finishes_those_that_it_has() {
     .await;
     go_on.notify_one();
     is(&world.ended(accepted).await, RunStatus::Completed);
-    assert!(engine.retry(accepted, Some("a")).await.is_err(), "a retry is a new run");
+    assert!(
+        engine.retry(accepted, Some("a"), &RetryOn::Pinned).await.is_err(),
+        "a retry is a new run"
+    );
 
     slow_beats(&faulty, 0);
     let took = becomes(&mut level, Degradation::Normal).await;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use flowgate_core::run::{RunStatus, StepState};
-use flowgate_engine::{EngineError, HandlerError, StartRequest, StepContext, Workers};
+use flowgate_engine::{EngineError, HandlerError, RetryOn, StartRequest, StepContext, Workers};
 use flowgate_store::LogLevel;
 use serde_json::{Value, json};
 
@@ -322,7 +322,7 @@ async fn a_failed_run_is_tried_again_from_where_it_failed() {
     let failed = world.run(json!(null)).await;
     is(&failed, RunStatus::Failed);
     broken.store(0, Ordering::SeqCst);
-    let again = world.engine().retry(failed.row.run.run_id, None).await.unwrap();
+    let again = world.engine().retry(failed.row.run.run_id, None, &RetryOn::Pinned).await.unwrap();
     let ended = world.ended(again.run_id).await;
     is(&ended, RunStatus::Completed);
     assert!(world.story(again.run_id).await.contains(&"step.carried a".to_owned()));

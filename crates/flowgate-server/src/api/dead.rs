@@ -86,7 +86,8 @@ async fn retry(
     State(host): State<Host>,
     body::Json(request): body::Json<DealRequest>,
 ) -> Result<Json<Dealt>, ApiError> {
-    ops::deal(&host.engine()?, &request, ops::Deal::Retry).await.map(Json)
+    let deal = ops::Deal::Retry(ops::retry_on(&request)?);
+    ops::deal(&host.engine()?, &request, deal).await.map(Json)
 }
 
 /// Drop dead letters
@@ -98,5 +99,9 @@ async fn discard(
     State(host): State<Host>,
     body::Json(request): body::Json<DealRequest>,
 ) -> Result<Json<Dealt>, ApiError> {
+    if request.revision.is_some() {
+        let message = "what is dropped is on no revision";
+        return Err(ApiError::invalid("field_invalid", message).path("revision"));
+    }
     ops::deal(&host.engine()?, &request, ops::Deal::Drop).await.map(Json)
 }

@@ -125,6 +125,10 @@ pub struct DealRequest {
     /// Only say which they are.
     #[serde(default)]
     pub dry_run: bool,
+    /// What they are tried again on: `active` for the revision that new runs start on; without, each
+    /// on its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
     /// At most this many, the oldest first; 1000 without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 10_000)]

@@ -328,6 +328,10 @@ pub struct RetryRun {
     /// Do this step again, and what follows it, even if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// The revision that it is on: `active`, or one by its first 4 letters or more; without, the one
+    /// that the run was on. A step that succeeded is one of the same name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
 }
 
 /// A signal.

@@ -59,6 +59,32 @@ async fn a_dry_run_changes_nothing_and_a_retry_leaves_the_newest_for_later() {
 }
 
 #[tokio::test]
+async fn dead_letters_are_tried_again_on_the_revision_that_is_active() {
+    let (world, runs) = failed(2).await;
+    let (_, before) = world.get(&format!("/runs/{}", runs[0])).await;
+    let flow = before["flow"].as_str().expect("it has one");
+    let text = json!({ "text": format!("flow: {flow}\nsteps:\n  only: {{}}\n") }).to_string();
+    let (_, registered) = world.post("/flows", &text).await;
+    for body in [r#"{"filter":{},"revision":"ab12"}"#, r#"{"filter":{},"revision":""}"#] {
+        let (status, answer) = world.post("/dead/retry", body).await;
+        assert_eq!((status.as_u16(), &answer["error"]["code"]), (422, &json!("field_invalid")));
+    }
+    let (status, _) = world.post("/dead/drop", r#"{"filter":{},"revision":"active"}"#).await;
+    assert_eq!(status.as_u16(), 422);
+    let (_, dealt) = world.post("/dead/retry", r#"{"filter":{},"revision":"active"}"#).await;
+    assert_eq!(ids(&dealt), runs, "{dealt}");
+    for done in dealt["done"].as_array().expect("it is a list") {
+        let new_id = done["new_run_id"].as_str().expect("it has an id");
+        world.ended(new_id).await;
+        let (_, run) = world.get(&format!("/runs/{new_id}")).await;
+        assert_eq!(
+            (&run["status"], &run["revision"]),
+            (&json!("completed"), &registered["revision"])
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_dropped_letter_is_dropped_once() {
     let (world, runs) = failed(1).await;
     let body = json!({ "run_ids": runs }).to_string();

@@ -151,6 +151,55 @@ async fn a_run_is_steered_and_what_cannot_be_is_refused() {
     }
 }
 
+/// A flow of two steps, of which the second does this.
+fn mendable(input: &str, does: &str) -> String {
+    format!(
+        "flow: mended\n{input}steps:\n  first: {{}}\n  \
+         second: {{ subscribes: ['step:first']{does} }}\n"
+    )
+}
+
+#[tokio::test]
+async fn a_run_that_failed_is_tried_again_on_the_revision_that_is_mended() {
+    let broken = mendable("", ", run: { worker: broken }, retry: { attempts: 1 }");
+    let world = World::new(&[&broken]).await;
+    let run_id = world.start("mended").await;
+    world.ended(&run_id).await;
+    let text = json!({ "text": mendable("", "") }).to_string();
+    let (status, registered) = world.post("/flows", &text).await;
+    assert_eq!(status, StatusCode::CREATED, "{registered}");
+    let path = format!("/runs/{run_id}/retry");
+    let again = async |body: &str| {
+        let (status, run) = world.post(&path, body).await;
+        assert_eq!(status, StatusCode::CREATED, "{run}");
+        let again_id = run["run_id"].as_str().expect("it has an id").to_owned();
+        world.ended(&again_id).await;
+        world.get(&format!("/runs/{again_id}")).await.1
+    };
+    assert_eq!(again("{}").await["status"], "failed", "it is on its own revision");
+    let revision = registered["revision"].as_str().expect("it has one");
+    for named in ["active", revision, &revision[..6]] {
+        let run = again(&json!({ "revision": named }).to_string()).await;
+        assert_eq!((&run["status"], &run["revision"]), (&json!("completed"), &json!(revision)));
+        let (_, log) =
+            world.get(&format!("/runs/{}/events", run["run_id"].as_str().unwrap())).await;
+        assert_eq!(log["items"][1]["type"], "step.carried", "what succeeded is kept: {log}");
+    }
+    for (body, status, code_of) in [
+        (r#"{"revision":"ffff"}"#, 404, "revision_not_found"),
+        (r#"{"revision":"active","from":"third"}"#, 422, "step_not_found"),
+    ] {
+        let (got, answer) = world.post(&path, body).await;
+        assert_eq!((got.as_u16(), code(&answer)), (status, code_of), "{answer}");
+    }
+    // A revision that does not take the old input is refused.
+    let strict = "input: { type: object, required: [order] }\n";
+    let text = json!({ "text": mendable(strict, "") }).to_string();
+    assert_eq!(world.post("/flows", &text).await.0, StatusCode::CREATED);
+    let (status, answer) = world.post(&path, r#"{"revision":"active"}"#).await;
+    assert_eq!((status.as_u16(), code(&answer)), (422, "input_invalid"), "{answer}");
+}
+
 #[tokio::test]
 async fn runs_are_found_by_what_a_person_remembers() {
     let world = World::new(&[ONE_STEP, WAITS]).await;

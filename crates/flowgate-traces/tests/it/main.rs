@@ -10,7 +10,9 @@ use flowgate_core::ids::{InstanceId, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_core::trace::SpanRef;
-use flowgate_engine::{Engine, EngineConfig, HandlerError, StartRequest, StepContext, Workers};
+use flowgate_engine::{
+    Engine, EngineConfig, HandlerError, RetryOn, StartRequest, StepContext, Workers,
+};
 use flowgate_store::{MemoryStore, Queues, Store};
 use flowgate_traces::{Endpoint, Traces};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
@@ -213,7 +215,7 @@ async fn a_wait_that_a_signal_ends_and_a_failed_run_have_spans() {
     engine.signal(run_id, "answer", Payload::null()).await.unwrap();
     let run = engine.wait(run_id).await.unwrap().row.run;
     assert_eq!(run.status, RunStatus::Failed);
-    let again: RunId = engine.retry(run_id, None).await.unwrap().run_id;
+    let again: RunId = engine.retry(run_id, None, &RetryOn::Pinned).await.unwrap().run_id;
     engine.wait(again).await.unwrap();
     pair.finish().await;
 

@@ -49,7 +49,10 @@ enum Verb {
     /// List dead letters, the latest first, or count them by reason
     List(List),
     /// Try dead letters again, each as a new run
-    Retry(Deal),
+    #[command(after_help = "Examples:
+  flowgate dead retry --flow order --step charge --rate 10/s
+  flowgate dead retry --flow order --revision active --dry-run")]
+    Retry(Retry),
     /// Drop dead letters
     Drop(Deal),
 }
@@ -80,6 +83,15 @@ struct List {
     /// Count them by flow, step and reason
     #[arg(long)]
     group: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Retry {
+    #[command(flatten)]
+    deal: Deal,
+    /// On the revision that new runs of their flow start on, instead of each on its own
+    #[arg(long, value_name = "active", value_parser = ["active"])]
+    revision: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -118,8 +130,10 @@ impl Filter {
 pub(crate) async fn run(app: App, args: Args) -> Outcome {
     match args.verb {
         Verb::List(args) => list(&app, &args).await,
-        Verb::Retry(args) => deal(&app, &args, What::Retry).await,
-        Verb::Drop(args) => deal(&app, &args, What::Drop).await,
+        Verb::Retry(Retry { deal: args, revision }) => {
+            deal(&app, &args, &What::Retry(revision)).await
+        }
+        Verb::Drop(args) => deal(&app, &args, &What::Drop).await,
     }
 }
 
@@ -195,35 +209,42 @@ fn table_of_letters(app: &App, letters: &[DeadItem]) -> Result<(), Failure> {
 }
 
 /// What is done with dead letters.
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    Retry,
+    /// Each is tried again, on this revision.
+    Retry(Option<String>),
     Drop,
 }
 
 impl What {
-    fn verb(self) -> &'static str {
+    fn verb(&self) -> &'static str {
         match self {
-            Self::Retry => "retry",
+            Self::Retry(_) => "retry",
             Self::Drop => "drop",
         }
     }
 
-    fn done(self) -> &'static str {
+    fn done(&self) -> &'static str {
         match self {
-            Self::Retry => "retried",
+            Self::Retry(_) => "retried",
             Self::Drop => "dropped",
+        }
+    }
+
+    fn revision(&self) -> Option<String> {
+        match self {
+            Self::Retry(revision) => revision.clone(),
+            Self::Drop => None,
         }
     }
 }
 
-async fn deal(app: &App, args: &Deal, what: What) -> Outcome {
+async fn deal(app: &App, args: &Deal, what: &What) -> Outcome {
     let reach = if args.dry_run { Reach::read(app).await? } else { Reach::write(app).await? };
     let outcome = deal_by(app, &reach, args, what).await;
     reach.finish(outcome).await
 }
 
-async fn deal_by(app: &App, reach: &Reach, args: &Deal, what: What) -> Outcome {
+async fn deal_by(app: &App, reach: &Reach, args: &Deal, what: &What) -> Outcome {
     let letters = chosen(reach, args).await?;
     if letters.is_empty() {
         if app.output.json {
@@ -303,7 +324,7 @@ async fn chosen(reach: &Reach, args: &Deal) -> Result<Vec<DeadItem>, Failure> {
 }
 
 /// Asks, where a person can answer.
-fn confirm(app: &App, args: &Deal, what: What, count: usize) -> Result<(), Failure> {
+fn confirm(app: &App, args: &Deal, what: &What, count: usize) -> Result<(), Failure> {
     if args.yes || !args.runs.is_empty() {
         return Ok(());
     }
@@ -326,7 +347,7 @@ async fn carry_out(
     app: &App,
     reach: &Reach,
     args: &Deal,
-    what: What,
+    what: &What,
     letters: &[DeadItem],
 ) -> Result<(Dealt, bool), Failure> {
     let mut stop = Stop::listen()?;
@@ -350,7 +371,8 @@ async fn carry_out(
             _ = ticks.tick() => {}
         }
         let run_ids = some.iter().map(|letter| letter.run_id.to_string()).collect();
-        let request = DealRequest { run_ids: Some(run_ids), ..DealRequest::default() };
+        let revision = what.revision();
+        let request = DealRequest { run_ids: Some(run_ids), revision, ..DealRequest::default() };
         let dealt: Dealt = match reach.post(&path, &request).await {
             Ok(dealt) => dealt,
             Err(failure) => {
@@ -383,7 +405,7 @@ fn bar(app: &App, count: usize) -> ProgressBar {
         .with_style(style.expect("the template is right"))
 }
 
-fn tell(app: &App, what: What, dealt: &Dealt, is_stopped: bool) -> Outcome {
+fn tell(app: &App, what: &What, dealt: &Dealt, is_stopped: bool) -> Outcome {
     let failed = dealt.failed.len();
     let exit = match (is_stopped, failed) {
         (true, _) => Exit::Interrupted,

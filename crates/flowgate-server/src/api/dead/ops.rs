@@ -6,8 +6,8 @@ use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{
-    DeadFilter, DeadLetter, DeadReason, Engine, EngineError, dead_letters, drop_dead_letter,
-    fate_of,
+    DeadFilter, DeadLetter, DeadReason, Engine, EngineError, RetryOn, dead_letters,
+    drop_dead_letter, fate_of,
 };
 use flowgate_store::{RunCursor, RunRow, Store};
 
@@ -28,10 +28,10 @@ const DEALT_DEFAULT: u64 = 1_000;
 const DEALT_MAX: u64 = 10_000;
 
 /// What is done with dead letters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deal {
-    /// Each is tried again as a new run.
-    Retry,
+    /// Each is tried again as a new run, on this revision.
+    Retry(RetryOn),
     /// Nobody needs them any more.
     Drop,
 }
@@ -170,6 +170,20 @@ pub async fn groups(store: &dyn Store, wanted: &DeadWanted) -> Result<DeadGroups
     Ok(DeadGroups { items, total: found.letters.len() as u64, complete: found.is_all })
 }
 
+/// What the revision of a request means: they may be of several flows.
+pub fn retry_on(request: &DealRequest) -> Result<RetryOn, ApiError> {
+    match request.revision.as_deref() {
+        None => Ok(RetryOn::Pinned),
+        Some("active") => Ok(RetryOn::Active),
+        Some(other) => {
+            let message = format!("`{}` is not `active`", other.escape_debug());
+            Err(ApiError::invalid("field_invalid", message)
+                .path("revision")
+                .help("leave it out, or try a run again on a certain revision by itself"))
+        }
+    }
+}
+
 /// Deals with dead letters, the oldest first.
 pub async fn deal(engine: &Engine, request: &DealRequest, deal: Deal) -> Result<Dealt, ApiError> {
     let max = request.max.unwrap_or(DEALT_DEFAULT);
@@ -189,7 +203,7 @@ pub async fn deal(engine: &Engine, request: &DealRequest, deal: Deal) -> Result<
             }
             continue;
         }
-        match one(engine, run_id, deal).await {
+        match one(engine, run_id, &deal).await {
             Ok(Some(done)) => dealt.done.push(done),
             Ok(None) => dealt.before += 1,
             // The rest is left as it was, to be gone on with.
@@ -212,9 +226,9 @@ pub async fn deal(engine: &Engine, request: &DealRequest, deal: Deal) -> Result<
 }
 
 /// Deals with one; none if somebody else has.
-async fn one(engine: &Engine, run_id: RunId, deal: Deal) -> Result<Option<DealtRun>, EngineError> {
+async fn one(engine: &Engine, run_id: RunId, deal: &Deal) -> Result<Option<DealtRun>, EngineError> {
     match deal {
-        Deal::Retry => match engine.retry_dead_letter(run_id).await {
+        Deal::Retry(on) => match engine.retry_dead_letter(run_id, on).await {
             Ok(started) if started.existing => Ok(None),
             Ok(started) => Ok(Some(DealtRun { run_id, new_run_id: Some(started.run_id) })),
             Err(EngineError::NotDead(_)) => Ok(None),

@@ -100,17 +100,23 @@ pub(crate) struct Cancel {
 /// Tries a run again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The new run takes over what succeeded and does the rest.
+The new run takes over what succeeded and does the rest. With --revision active it is on the \
+revision that new runs start on, such as one with the mistake mended; a step that succeeded is one \
+of the same name.
 
 Examples:
   flowgate runs retry latest
-  flowgate runs retry latest --from charge")]
+  flowgate runs retry latest --from charge
+  flowgate runs retry latest --revision active")]
 pub(crate) struct Retry {
     /// The finished run
     run: String,
     /// Do this step again, and what follows it, even if it succeeded
     #[arg(long, value_name = "STEP")]
     from: Option<String>,
+    /// On this revision of the flow: active, or the first letters of one [default: the run's own]
+    #[arg(long)]
+    revision: Option<String>,
 }
 
 pub(crate) async fn start(app: &App, args: Start) -> Outcome {
@@ -169,7 +175,7 @@ pub(crate) async fn cancel(app: &App, args: Cancel) -> Outcome {
 }
 
 pub(crate) async fn retry(app: &App, args: Retry) -> Outcome {
-    let request = RetryRun { from: args.from };
+    let request = RetryRun { from: args.from, revision: args.revision };
     let path = path_of(&args.run, "retry");
     let (run, is_worked_on): (RunRef, _) = send(app, &path, &request).await?;
     tell(app, &run, &run, is_worked_on, "started")

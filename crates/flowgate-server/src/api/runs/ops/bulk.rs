@@ -4,7 +4,7 @@ use flowgate_core::decide::Rejection;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::RunStatus;
-use flowgate_engine::{Engine, EngineError};
+use flowgate_engine::{Engine, EngineError, RetryOn};
 use flowgate_store::{RunQuery, Store};
 use futures_util::{StreamExt, stream};
 
@@ -155,9 +155,9 @@ async fn retry(
 ) -> Result<Option<RunId>, EngineError> {
     // A request that is sent again must not try a failed run twice.
     let started = if status == RunStatus::Failed {
-        engine.retry_dead_letter(run_id).await?
+        engine.retry_dead_letter(run_id, &RetryOn::Pinned).await?
     } else {
-        engine.retry(run_id, None).await?
+        engine.retry(run_id, None, &RetryOn::Pinned).await?
     };
     Ok(Some(started.run_id))
 }

@@ -5,7 +5,7 @@ use flowgate_core::event::Event;
 use flowgate_core::ids::{RunId, is_identifier};
 use flowgate_core::limits::ERROR_BYTES_MAX;
 use flowgate_core::run::{Run, RunStatus};
-use flowgate_engine::{Engine, EngineError};
+use flowgate_engine::{Engine, EngineError, RetryOn};
 use flowgate_store::{Store, StoreError};
 
 use super::run_ref;
@@ -44,8 +44,16 @@ pub(super) fn check_reason(reason: Option<&str>) -> Result<(), ApiError> {
 pub async fn retry(engine: &Engine, name: &str, request: RetryRun) -> Result<RunRef, ApiError> {
     let store = &**engine.store();
     let run_id = lookup::run_id(store, name).await?;
-    lookup::run(store, run_id).await?;
-    let started = engine.retry(run_id, request.from.as_deref()).await?;
+    let flow = lookup::run(store, run_id).await?.row.run.flow.clone();
+    let on = match request.revision.as_deref() {
+        None => RetryOn::Pinned,
+        Some("active") => RetryOn::Active,
+        Some(revision) => {
+            let found = lookup::revision(store, &format!("{flow}@{revision}")).await?;
+            RetryOn::Revision(found.revision.revision)
+        }
+    };
+    let started = engine.retry(run_id, request.from.as_deref(), &on).await?;
     Ok(run_ref(&lookup::run(store, started.run_id).await?.row.run, started.existing))
 }
 
