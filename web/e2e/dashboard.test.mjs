@@ -146,6 +146,22 @@ test("a failed run is retried from the failed step, and takes over what succeede
   });
 });
 
+test("a failed run is retried on the revision that is mended", async () => {
+  const text = (second) => JSON.stringify({ flow: "revised", steps: { first: {}, second: { subscribes: ["step:first"], ...second } } });
+  await instance.call("POST", "/flows", { text: text({ wait: { signal: "never", timeout: "1ms" } }) });
+  const run = await instance.run("revised");
+  await instance.settled(run, "failed");
+  await instance.call("POST", "/flows", { text: text({}) });
+  await visit(`/runs/${run}`, async (page) => {
+    await page.getByRole("button", { name: "Retry…" }).click();
+    const dialog = page.getByRole("dialog");
+    await dialog.getByLabel("Revision").selectOption("active");
+    await dialog.getByRole("button", { name: "Retry", exact: true }).click();
+    await page.waitForURL((url) => url.pathname.startsWith("/runs/") && !url.pathname.endsWith(run));
+    await hasStatus(page, "completed");
+  });
+});
+
 test("each of six causes of being stuck is explained where one looks first", async () => {
   await instance.call("PATCH", "/queues/mail", { paused: true });
   const rows = [

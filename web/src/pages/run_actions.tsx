@@ -62,13 +62,15 @@ function CancelDialog({ run, onClose, onDone }: { run: RunItem; onClose: () => v
 
 export function RetryDialog({ run, from, onClose }: { run: RunDetail; from: string | null; onClose: () => void }) {
   const [step, setStep] = useState(from ?? "");
+  const [revision, setRevision] = useState("");
   return (
     <ActionDialog
       title={`Retry run ${shortId(run.run_id)}`}
       action={step ? "Retry from this step" : "Retry"}
       onClose={onClose}
       act={async () => {
-        const ref = await call<RunRef>("POST", apiPath("runs", run.run_id, "retry"), step ? { from: step } : {});
+        const request = { ...(step ? { from: step } : {}), ...(revision ? { revision } : {}) };
+        const ref = await call<RunRef>("POST", apiPath("runs", run.run_id, "retry"), request);
         toast(<>Run {shortId(ref.run_id)} tries it again</>);
         navigate(runPath(ref.run_id));
       }}
@@ -78,6 +80,12 @@ export function RetryDialog({ run, from, onClose }: { run: RunDetail; from: stri
         <select value={step} onChange={(event) => setStep(event.currentTarget.value)}>
           <option value="">what has not succeeded</option>
           {run.steps.map((each) => <option key={each.name} value={each.name}>{each.name} ({each.state})</option>)}
+        </select>
+      </Field>
+      <Field label="Revision" hint="On the active one, a step that succeeded is one of the same name.">
+        <select value={revision} onChange={(event) => setRevision(event.currentTarget.value)}>
+          <option value="">its own ({run.revision.slice(0, 8)})</option>
+          <option value="active">the active one, which new runs start on</option>
         </select>
       </Field>
     </ActionDialog>
