@@ -186,8 +186,8 @@ pub enum Rejection {
     /// The run is as it should be.
     #[error("there is nothing to do")]
     NothingToDo,
-    /// Everything succeeded: there is nothing to do again.
-    #[error("every step succeeded; name the step to start from again")]
+    /// Everything succeeded, or was never asked for: there is nothing to do again.
+    #[error("there is nothing to do again; name the step to start from")]
     NothingToRetry,
 }
 

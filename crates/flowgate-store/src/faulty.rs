@@ -71,6 +71,8 @@ pub enum Fault {
     ReplyLost,
     /// It is done after this time.
     Delayed(Duration),
+    /// It is done, and its reply comes after this time.
+    ReplyLate(Duration),
 }
 
 /// A store around another one that fails on command. Without commands it changes nothing.
@@ -158,6 +160,11 @@ impl Faulty {
             Some(Fault::Delayed(span)) => {
                 tokio::time::sleep(span).await;
                 work.await
+            }
+            Some(Fault::ReplyLate(span)) => {
+                let reply = work.await;
+                tokio::time::sleep(span).await;
+                reply
             }
         }
     }

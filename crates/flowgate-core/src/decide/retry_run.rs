@@ -49,12 +49,13 @@ pub fn retry(
     let (run_id, commit_id) = ids;
     let mut draft = Draft::begin(flow, run_id, started);
     carry_over(&mut draft, log, &again);
+    let carried = draft.events.len();
     for index in flow.step_indexes() {
         if let Some(inputs) = draft.inputs_if_ready(index) {
             draft.open_step(index, inputs, Due::Now);
         }
     }
-    if draft.run.open == 0 {
+    if draft.events.len() == carried {
         // What did not succeed was never asked for, and nothing asks for it now.
         return Err(Rejection::NothingToRetry);
     }

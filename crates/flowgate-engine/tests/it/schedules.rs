@@ -163,6 +163,21 @@ async fn a_leader_that_stops_is_followed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_given_to_an_instance_that_stops_is_given_up_at_once() {
+    let faulty = Arc::new(Faulty::new(store()));
+    let store: Arc<dyn Store> = faulty.clone();
+    faulty.plan(Call::Terms, Fault::ReplyLate(Duration::from_millis(300)), 1);
+    let first = engine(&store, "a");
+    eventually("it has asked", || async {
+        !store.past_terms("leader", 1).await.unwrap().is_empty()
+    })
+    .await;
+    first.shutdown().await;
+    let term = store.past_terms("leader", 1).await.unwrap().remove(0);
+    assert!(term.released_at.is_some(), "{term:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_is_cut_off_stops_before_its_lease_ends_and_nothing_is_lost() {
     let store = store();
     let faulty = Arc::new(Faulty::new(Arc::clone(&store)));
