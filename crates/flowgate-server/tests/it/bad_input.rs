@@ -1,10 +1,9 @@
 //! The catalogue of bad input: each row has the same status and code on every store, and changes
 //! nothing in it.
 //!
-//! Rows B12 and B15 to B17 need a socket and are in `flowgate`; B28 (arguments of programs are
-//! passed as they are) is a test of the engine; what becomes of steps that are accepted (B30 to B41)
-//! is in `bad_steps`, and of webhooks (B42 to B47) in `webhooks`; there are no namespaces for B49;
-//! what a browser does with hostile text (B53) is a test of the dashboard.
+//! Rows B12 and B15 to B17 need a socket and are in `flowgate`; what becomes of steps that are
+//! accepted (B28, B30 to B41) is in `bad_steps`, and of webhooks (B42 to B47) in `webhooks`; there are
+//! no namespaces for B49; what a browser does with hostile text (B53) is a test of the dashboard.
 
 use std::sync::Arc;
 

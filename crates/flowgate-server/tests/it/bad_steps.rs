@@ -1,4 +1,4 @@
-//! The catalogue of bad input, rows B30 to B41: steps that reach for what they should not, and
+//! The catalogue of bad input, rows B28 and B30 to B41: steps that reach for what they should not, and
 //! answers and programs that do harm. Each ends alike on every store, and the next run has its slot.
 
 use std::convert::Infallible;
@@ -198,6 +198,17 @@ fn resident_kib_max() -> u64 {
     line.trim().trim_end_matches(" kB").parse().expect("it is a number")
 }
 
+/// B28: what a shell would act on is an argument like any other.
+async fn passes_arguments_as_they_are(world: &World, place: &str) {
+    let step = r#"{run: {process: [printf, "%s|", "$(id)", "; rm -rf /", "`id`", "*"]}}"#;
+    let run = outcome(world, "arguments", step).await;
+    assert_eq!(run["status"], "completed", "B28 on {place}: {run}");
+    world.engine.flush_logs().await;
+    let run_id = run["run_id"].as_str().expect("it has an id");
+    let (_, logs) = world.get(&format!("/runs/{run_id}/logs")).await;
+    assert_eq!(logs["items"][0]["text"], "$(id)|; rm -rf /|`id`|*|", "B28 on {place}: {logs}");
+}
+
 /// Every row on one store.
 async fn catalogue(place: &str, store: Arc<dyn Store>) {
     let inside = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
@@ -226,6 +237,7 @@ async fn catalogue(place: &str, store: Arc<dyn Store>) {
     let run = outcome(&world, "rebound", &step).await;
     let message = run["failure"]["message"].as_str().unwrap_or_default();
     assert!(message.starts_with("ssrf_blocked: "), "B35 on {place}: {run}");
+    passes_arguments_as_they_are(&world, place).await;
     let refused = inside.accept().expect_err("somebody was led inside").kind();
     assert_eq!(refused, std::io::ErrorKind::WouldBlock);
     let written = std::fs::read_to_string(&pids).expect("B31 wrote it");

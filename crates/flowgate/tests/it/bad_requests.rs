@@ -1,10 +1,12 @@
-//! Requests that are wrong on the wire: rows B12 and B15 to B17 of the catalogue of bad input.
+//! Requests that are wrong on the wire: rows B12 and B15 to B17 of the catalogue of bad input. Each is
+//! answered alike on every store, and changes nothing.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, Worker};
+use crate::shared::Place;
 
 /// How long an answer is waited for: a body may take 30 s.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -37,10 +39,7 @@ fn status(answer: &str) -> &str {
     answer.split(' ').nth(1).unwrap_or_default()
 }
 
-#[test]
-fn a_body_that_is_too_large_is_refused_before_it_is_read() {
-    let sandbox = Sandbox::new();
-    let worker = sandbox.worker(&[]);
+fn a_body_that_is_too_large_is_refused_before_it_is_read(worker: &Worker) {
     let mut stream = connect(worker.address);
     stream.write_all(head("content-length: 10000000000\r\n").as_bytes()).unwrap();
     let answer = rest(stream);
@@ -56,13 +55,9 @@ fn a_body_that_is_too_large_is_refused_before_it_is_read() {
     assert!(sent < 200, "{sent} chunks of 64 KiB were taken");
     assert!(answer.is_empty() || status(&answer) == "413", "{answer}");
     assert_eq!(worker.get("/readyz").0, 200);
-    worker.terminate().exits(0);
 }
 
-#[test]
-fn heads_that_are_too_large_are_refused_with_what_is_too_large() {
-    let sandbox = Sandbox::new();
-    let worker = sandbox.worker(&[]);
+fn heads_that_are_too_large_are_refused_with_what_is_too_large(worker: &Worker) {
     let ask = |request: &str| {
         let mut stream = connect(worker.address);
         // It may be closed before all of it is sent.
@@ -81,13 +76,9 @@ fn heads_that_are_too_large_are_refused_with_what_is_too_large() {
     ));
     assert_eq!(status(&answer), "414", "{answer}");
     assert_eq!(worker.get("/readyz").0, 200);
-    worker.terminate().exits(0);
 }
 
-#[test]
-fn whoever_sends_a_byte_a_second_is_let_go_and_holds_up_nobody() {
-    let sandbox = Sandbox::new();
-    let worker = sandbox.worker(&[]);
+fn whoever_sends_a_byte_a_second_is_let_go_and_holds_up_nobody(worker: &Worker) {
     let mut slow: Vec<TcpStream> = (0..200).map(|_| connect(worker.address)).collect();
     let mut body = connect(worker.address);
     body.write_all(head("content-length: 100\r\n").as_bytes()).unwrap();
@@ -119,5 +110,36 @@ fn whoever_sends_a_byte_a_second_is_let_go_and_holds_up_nobody() {
     let answer = rest(body);
     assert_eq!(status(&answer), "408", "{answer}");
     assert!(answer.contains("request_timeout"), "{answer}");
+}
+
+/// What holds of a worker on the embedded store, or on this one; nothing was started by it.
+fn check(place: Option<&Place>, holds: fn(&Worker)) {
+    let sandbox = Sandbox::new();
+    let args: Vec<&str> = place.iter().flat_map(|place| ["--store", &place.url]).collect();
+    let worker = sandbox.worker(&args);
+    holds(&worker);
+    let (status, runs) = worker.get("/api/v1/runs");
+    assert_eq!(status, 200, "{runs}");
+    assert!(runs.contains(r#""total":0"#), "{runs}");
     worker.terminate().exits(0);
+}
+
+macro_rules! on_every_store {
+    ($($name:ident)*) => {
+        mod on_sqlite {
+            $(#[test] fn $name() { super::check(None, super::$name); })*
+        }
+        mod on_redis {
+            $(#[test] fn $name() { super::check(Some(&super::Place::on_redis()), super::$name); })*
+        }
+        mod on_postgres {
+            $(#[test] fn $name() { super::check(Some(&super::Place::on_postgres()), super::$name); })*
+        }
+    };
+}
+
+on_every_store! {
+    a_body_that_is_too_large_is_refused_before_it_is_read
+    heads_that_are_too_large_are_refused_with_what_is_too_large
+    whoever_sends_a_byte_a_second_is_let_go_and_holds_up_nobody
 }
