@@ -402,7 +402,7 @@ async fn follow(
 /// Waits until no run is open; how many still are in the end.
 pub(crate) async fn wait_until_ended(store: &dyn Store, wait_max: Duration) -> anyhow::Result<u64> {
     let watch = Stopwatch::start();
-    let statuses = vec![RunStatus::Running, RunStatus::Waiting];
+    let statuses = RunStatus::OPEN.to_vec();
     let query = RunQuery { statuses, ..RunQuery::default() };
     loop {
         let open = match store.count_runs(&query).await {

@@ -164,7 +164,7 @@ fn judge_run(
 ) {
     let run_id = row.run.run_id;
     verdict.events += log.len();
-    for violation in check_run(flow, run_id, log, Some(&row.run)) {
+    for violation in check_run(&[flow], run_id, log, Some(&row.run)) {
         let what = violation.to_string();
         match violation.invariant {
             2 => verdict.add(|v| &mut v.order_broken, what),

@@ -34,13 +34,19 @@ impl fmt::Display for Violation {
 }
 
 /// What is wrong with the whole log of one run, and with its stored record if there is one.
+/// `flows` has every revision that the log names.
 pub fn check_run(
-    flow: &Flow,
+    flows: &[&Flow],
     run_id: RunId,
     log: &[StoredEvent],
     record: Option<&Run>,
 ) -> Vec<Violation> {
-    let mut checker = Checker::new(flow, run_id);
+    let first = log.iter().find_map(|stored| stored.event.revision());
+    let Some(flow) = flows.iter().find(|flow| Some(&flow.revision) == first) else {
+        let message = "the revision that it started on is not at hand".to_owned();
+        return vec![Violation { invariant: 9, run_id, seq: 0, message }];
+    };
+    let mut checker = Checker::new(flow, flows, run_id);
     checker.check_order(log);
     let folded = checker.walk(log);
     checker.check_joins(log);
@@ -62,7 +68,9 @@ pub fn check_ended(run_id: RunId, log: &[StoredEvent]) -> Option<Violation> {
 }
 
 struct Checker<'a> {
+    /// The revision that the run is pinned to at the event that is looked at.
     flow: &'a Flow,
+    flows: &'a [&'a Flow],
     run_id: RunId,
     violations: Vec<Violation>,
     steps: BTreeMap<StepIndex, StepLog>,
@@ -83,8 +91,8 @@ struct StepLog {
 }
 
 impl<'a> Checker<'a> {
-    fn new(flow: &'a Flow, run_id: RunId) -> Self {
-        Self { flow, run_id, violations: Vec::new(), steps: BTreeMap::new() }
+    fn new(flow: &'a Flow, flows: &'a [&'a Flow], run_id: RunId) -> Self {
+        Self { flow, flows, run_id, violations: Vec::new(), steps: BTreeMap::new() }
     }
 
     fn add(&mut self, invariant: u8, seq: u64, message: impl Into<String>) {
@@ -128,6 +136,7 @@ impl<'a> Checker<'a> {
         };
         for stored in events {
             self.check_event(&run, stored);
+            self.follow_pin(&run, stored);
             if let Err(error) = run.apply(self.flow, &stored.event) {
                 self.add(9, stored.seq, error.to_string());
                 return None;
@@ -135,6 +144,28 @@ impl<'a> Checker<'a> {
         }
         self.check_end(&run);
         Some(run)
+    }
+
+    /// Looks at the run by the revision that it is pinned to from this event on.
+    fn follow_pin(&mut self, run: &Run, stored: &StoredEvent) {
+        let Some(revision) = stored.event.revision() else { return };
+        let Some(flow) = self.flows.iter().copied().find(|flow| flow.revision == *revision) else {
+            self.add(9, stored.seq, format!("the revision {revision} is not at hand"));
+            return;
+        };
+        if let Event::RunMigrated(migrated) = &stored.event {
+            let mut steps = BTreeMap::new();
+            for (index, log) in std::mem::take(&mut self.steps) {
+                let name = &self.flow.step(index).name;
+                let name = migrated.renamed.get(name).unwrap_or(name);
+                steps.extend(flow.step_index(name).map(|index| (index, log)));
+            }
+            self.steps = steps;
+        }
+        if matches!(stored.event, Event::RunReleased { .. }) != (run.status == RunStatus::Held) {
+            self.add(3, stored.seq, "only a run that is held is released");
+        }
+        self.flow = flow;
     }
 
     fn check_event(&mut self, run: &Run, stored: &StoredEvent) {
@@ -165,6 +196,8 @@ impl<'a> Checker<'a> {
                 }
             }
             Event::RunStarted(_)
+            | Event::RunReleased { .. }
+            | Event::RunMigrated(_)
             | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
@@ -219,6 +252,8 @@ impl<'a> Checker<'a> {
             | Event::StepSucceeded { .. }
             | Event::StepFailed { .. }
             | Event::RunStarted(_)
+            | Event::RunReleased { .. }
+            | Event::RunMigrated(_)
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
             | Event::StepRepaired { .. }
@@ -278,10 +313,13 @@ impl<'a> Checker<'a> {
             .filter(|stored| matches!(stored.event, Event::StepCarried { .. }))
             .filter_map(|stored| stored.event.step())
             .collect();
-        let Ok(run) = Run::fold(self.run_id, self.flow, log.iter().map(|stored| &stored.event))
+        let Ok(run) = Run::fold(self.run_id, self.flows, log.iter().map(|stored| &stored.event))
         else {
             return;
         };
+        if run.status == RunStatus::Held {
+            return;
+        }
         for index in self.flow.step_indexes() {
             let met = |slot: &SlotIndex| run.slots[slot.at()] > 0;
             let ready = match &self.flow.step(index).needs {
@@ -301,7 +339,10 @@ impl<'a> Checker<'a> {
     fn check_end(&mut self, run: &Run) {
         let open = run.steps.iter().any(|step| step.state.is_open());
         let expected = match (run.status, &run.failure) {
-            (RunStatus::Running | RunStatus::Waiting | RunStatus::Cancelled, _) => run.status,
+            (
+                RunStatus::Held | RunStatus::Running | RunStatus::Waiting | RunStatus::Cancelled,
+                _,
+            ) => run.status,
             (RunStatus::Completed | RunStatus::Failed, Some(_)) => RunStatus::Failed,
             (RunStatus::Completed | RunStatus::Failed, None) => RunStatus::Completed,
         };
@@ -311,7 +352,7 @@ impl<'a> Checker<'a> {
         if run.status.is_terminal() && open {
             self.add(1, run.version, "it ended while a step was open");
         }
-        if !run.status.is_terminal() && !open {
+        if !run.status.is_terminal() && !open && run.status != RunStatus::Held {
             self.add(1, run.version, "nothing is open and it has not ended");
         }
     }

@@ -35,6 +35,11 @@ pub enum Guard {
     RunAbsent,
     /// The run's version is this one.
     RunVersion(u64),
+    /// The gate of the run's flow is at this generation; 0 if it was never set.
+    Gate {
+        /// The generation.
+        generation: u64,
+    },
     /// The job is leased under this token, and the lease has not expired.
     LeaseHeld {
         /// The job.
@@ -145,7 +150,7 @@ impl Commit {
         assert_eq!(self.run_id, next.run_id, "only decisions about one run can be joined");
         let leases = next.guards.into_iter().filter(|guard| match guard {
             Guard::LeaseHeld { .. } => true,
-            Guard::RunAbsent | Guard::RunVersion(_) => false,
+            Guard::RunAbsent | Guard::RunVersion(_) | Guard::Gate { .. } => false,
         });
         for lease in leases {
             if !self.guards.contains(&lease) {
@@ -156,6 +161,14 @@ impl Commit {
         self.jobs.extend(next.jobs);
         self.record = next.record;
         self
+    }
+
+    /// The generation at which the gate of its flow must be, if it starts a run.
+    pub fn gate(&self) -> Option<u64> {
+        self.guards.iter().find_map(|guard| match guard {
+            Guard::Gate { generation } => Some(*generation),
+            Guard::RunAbsent | Guard::RunVersion(_) | Guard::LeaseHeld { .. } => None,
+        })
     }
 
     /// The version of the run that the decision was made on; 0 for a start.

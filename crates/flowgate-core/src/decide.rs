@@ -10,12 +10,15 @@ use std::time::Duration;
 use crate::commit::{Commit, Due, Guard, Job, JobChange, JobKind};
 use crate::event::{ErrorKind, Event, LeaseStamp, RunStarted, StepError};
 use crate::flow::{Action, Flow, Needs, OnTimeout, Span, Wait};
+use crate::gate::GateStamp;
 use crate::ids::{CommitId, JobId, RunId, SlotIndex, StepIndex};
 use crate::limits;
 use crate::payload::Payload;
 use crate::retry::NextAttempt;
-use crate::run::{Run, StepState};
+use crate::run::{Run, RunStatus, StepState};
 
+mod hold;
+mod migrate;
 mod output;
 mod retry_run;
 #[cfg(test)]
@@ -23,7 +26,9 @@ mod tests;
 #[cfg(test)]
 mod world;
 
-pub use retry_run::retry;
+pub use hold::release;
+pub use migrate::{MovedJob, Renames, Unmappable, migrate, place};
+pub use retry_run::{RetryAs, retry};
 
 /// Something that happened to a run.
 #[derive(Clone, Debug)]
@@ -155,6 +160,8 @@ pub struct Start {
     pub priority: Option<u8>,
     /// When its entry step is due. It has to be one that runs, unless that is now.
     pub due: Due,
+    /// The gate of its flow, as far as is known. While it is closed the run is held.
+    pub gate: GateStamp,
 }
 
 /// Why nothing can be decided: the run is past it, or it makes no sense for this flow.
@@ -162,10 +169,16 @@ pub struct Start {
 pub enum Rejection {
     /// The run has ended.
     #[error("the run has ended: it is {status}", status = .0.as_str())]
-    RunEnded(crate::run::RunStatus),
+    RunEnded(RunStatus),
     /// The run has not ended.
     #[error("the run has not ended: it is {status}", status = .0.as_str())]
-    RunOpen(crate::run::RunStatus),
+    RunOpen(RunStatus),
+    /// The run is held, so nothing of it has begun.
+    #[error("the run is held until the gate of its flow opens")]
+    RunHeld,
+    /// The run is not held.
+    #[error("the run is not held: it is {status}", status = .0.as_str())]
+    RunNotHeld(RunStatus),
     /// The attempt's step is not open any more.
     #[error("the step is not open: it is {state}", state = .0.as_str())]
     StepNotOpen(StepState),
@@ -201,10 +214,14 @@ pub fn start(flow: &Flow, start: &Start, commit_id: CommitId) -> Commit {
         tags: start.tags.clone(),
         retry_of: None,
         priority: start.priority,
+        hold: start.gate.is_closed.then(|| hold::hold(start.due)),
     };
     let mut draft = Draft::begin(flow, start.run_id, started);
-    draft.open_step(flow.entry, vec![1], start.due);
-    draft.finish(commit_id, vec![Guard::RunAbsent])
+    if !start.gate.is_closed {
+        draft.open_step(flow.entry, vec![1], start.due);
+    }
+    let generation = start.gate.generation;
+    draft.finish(commit_id, vec![Guard::RunAbsent, Guard::Gate { generation }])
 }
 
 /// What follows from `report`, for the run as it is in `run`.
@@ -247,8 +264,11 @@ pub fn decide(
             guards.push(draft.enter_wait(attempt)?);
             draft.end_wait(attempt);
         }
+        Report::Signal { .. } if run.status == RunStatus::Held => return Err(Rejection::RunHeld),
         Report::Signal { signal, data } => draft.signal(signal, data)?,
-        Report::Reconcile { version, .. } if *version != run.version => {
+        Report::Reconcile { version, .. }
+            if *version != run.version || run.status == RunStatus::Held =>
+        {
             return Err(Rejection::NothingToDo);
         }
         Report::Reconcile { jobs, .. } => draft.reconcile(jobs),
@@ -711,7 +731,8 @@ impl<'a> Draft<'a> {
 
     /// A run ends when nothing is queued, running or waiting.
     fn end_if_quiet(&mut self) {
-        if self.run.open > 0 || self.run.status.is_terminal() {
+        let is_held = self.run.status == RunStatus::Held;
+        if self.run.open > 0 || is_held || self.run.status.is_terminal() {
             return;
         }
         for index in self.flow.step_indexes() {

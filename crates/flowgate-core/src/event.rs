@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{InstanceId, LeaseToken, Position, Revision, RunId};
 use crate::payload::Payload;
+use crate::run::{KeptSignal, StepRecord};
 use crate::time::Timestamp;
 
 /// The number of the form in which events and run records are stored.
@@ -24,6 +25,15 @@ pub enum Event {
     /// The run was accepted. Always the first event.
     #[serde(rename = "run.started")]
     RunStarted(RunStarted),
+    /// A run that was held goes on, pinned to this revision from here on.
+    #[serde(rename = "run.released")]
+    RunReleased {
+        /// The revision.
+        revision: Revision,
+    },
+    /// The run goes on, on another revision.
+    #[serde(rename = "run.migrated")]
+    RunMigrated(Box<RunMigrated>),
     /// A step became due.
     #[serde(rename = "step.queued")]
     StepQueued {
@@ -228,6 +238,41 @@ pub struct RunStarted {
     /// The priority of its jobs, whatever their steps say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
+    /// Present if the gate of its flow was closed: the run begins when it is released.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
+}
+
+/// What a start that is held has asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hold {
+    /// How long after its acceptance its entry step is due, if that is later than at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_ms: Option<u64>,
+    /// When its entry step is due, if it named a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Timestamp>,
+}
+
+/// Where a run stands on the revision that it was moved to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunMigrated {
+    /// The revision that it is pinned to from here on.
+    pub revision: Revision,
+    /// Its steps, in the order of that revision.
+    pub steps: Vec<StepRecord>,
+    /// For everything a step of that revision can subscribe to, the number of the event that
+    /// brought it; 0 before.
+    pub slots: Vec<u64>,
+    /// Signals that no wait has taken yet, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signals: Vec<KeptSignal>,
+    /// Steps with another name than before: the old name, and the new one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub renamed: BTreeMap<Arc<str>, Arc<str>>,
+    /// The deployment that moved it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<Arc<str>>,
 }
 
 /// Which lease an event was written under.
@@ -285,6 +330,8 @@ impl Event {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::RunStarted(_) => "run.started",
+            Self::RunReleased { .. } => "run.released",
+            Self::RunMigrated(_) => "run.migrated",
             Self::StepQueued { .. } => "step.queued",
             Self::StepRepaired { .. } => "step.repaired",
             Self::StepWaiting { .. } => "step.waiting",
@@ -331,6 +378,8 @@ impl Event {
             | Self::SignalTaken { step, .. }
             | Self::RunFailed { step } => Some(step),
             Self::RunStarted(_)
+            | Self::RunReleased { .. }
+            | Self::RunMigrated(_)
             | Self::SignalReceived { .. }
             | Self::RunCompleted {}
             | Self::RunCancelled { .. } => None,
@@ -347,6 +396,8 @@ impl Event {
             | Self::AttemptFailed { lease, .. } => Some(lease),
             Self::StepSucceeded { lease, .. } | Self::StepFailed { lease, .. } => lease.as_ref(),
             Self::RunStarted(_)
+            | Self::RunReleased { .. }
+            | Self::RunMigrated(_)
             | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
@@ -373,7 +424,9 @@ impl Event {
             Self::StepFailed { error, .. } => {
                 Payload::of(error).expect("an error's JSON form is within the limits")
             }
-            Self::StepQueued { .. }
+            Self::RunReleased { .. }
+            | Self::RunMigrated(_)
+            | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
             | Self::StepStarted { .. }
@@ -405,7 +458,9 @@ impl Event {
             Self::AttemptFailed { error, .. } | Self::StepFailed { error, .. } => {
                 error.message.len()
             }
-            Self::StepQueued { .. }
+            Self::RunReleased { .. }
+            | Self::RunMigrated(_)
+            | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
             | Self::StepStarted { .. }
@@ -419,6 +474,36 @@ impl Event {
             | Self::RunCompleted {}
             | Self::RunFailed { .. }
             | Self::RunCancelled { .. } => 0,
+        }
+    }
+
+    /// The revision that the run is pinned to from this event on, if it says so.
+    pub fn revision(&self) -> Option<&Revision> {
+        match self {
+            Self::RunStarted(started) => Some(&started.revision),
+            Self::RunReleased { revision } => Some(revision),
+            Self::RunMigrated(migrated) => Some(&migrated.revision),
+            Self::StepQueued { .. }
+            | Self::StepWaiting { .. }
+            | Self::StepRepaired { .. }
+            | Self::StepStarted { .. }
+            | Self::StepLost { .. }
+            | Self::StepReleased { .. }
+            | Self::StepParked { .. }
+            | Self::EventEmitted { .. }
+            | Self::EventRepeated { .. }
+            | Self::StateSet { .. }
+            | Self::AttemptFailed { .. }
+            | Self::StepSucceeded { .. }
+            | Self::StepFailed { .. }
+            | Self::StepSkipped { .. }
+            | Self::StepCancelled { .. }
+            | Self::StepCarried { .. }
+            | Self::SignalReceived { .. }
+            | Self::SignalTaken { .. }
+            | Self::RunCompleted {}
+            | Self::RunFailed { .. }
+            | Self::RunCancelled { .. } => None,
         }
     }
 

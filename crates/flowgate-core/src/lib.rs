@@ -11,6 +11,7 @@ pub mod debounce;
 pub mod decide;
 pub mod event;
 pub mod flow;
+pub mod gate;
 pub mod ids;
 pub mod limits;
 pub mod payload;

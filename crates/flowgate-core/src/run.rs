@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Event, LeaseStamp, RunStarted, StepError};
+use crate::event::{Event, Hold, LeaseStamp, RunMigrated, RunStarted, StepError};
 use crate::flow::{Action, Flow, Wait};
 use crate::ids::{Revision, RunId, SlotIndex, StepIndex};
 use crate::payload::Payload;
@@ -51,6 +51,9 @@ pub struct Run {
     /// The priority of its jobs, whatever their steps say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
+    /// What its start asked for, while it is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<Hold>,
     /// Steps that are queued, running or waiting.
     pub open: u32,
     /// Steps that are waiting.
@@ -61,6 +64,8 @@ pub struct Run {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStatus {
+    /// It was accepted while the gate of its flow was closed, and begins when it is released.
+    Held,
     /// A step is due, running or about to be tried again.
     Running,
     /// Every open step waits.
@@ -75,13 +80,16 @@ pub enum RunStatus {
 
 impl RunStatus {
     /// All statuses, in the order in which a person would list them.
-    pub const ALL: [Self; 5] =
-        [Self::Running, Self::Waiting, Self::Completed, Self::Failed, Self::Cancelled];
+    pub const ALL: [Self; 6] =
+        [Self::Held, Self::Running, Self::Waiting, Self::Completed, Self::Failed, Self::Cancelled];
+
+    /// Those of runs that have not ended.
+    pub const OPEN: [Self; 3] = [Self::Held, Self::Running, Self::Waiting];
 
     /// Whether nothing can change any more.
     pub fn is_terminal(self) -> bool {
         match self {
-            Self::Running | Self::Waiting => false,
+            Self::Held | Self::Running | Self::Waiting => false,
             Self::Completed | Self::Failed | Self::Cancelled => true,
         }
     }
@@ -89,6 +97,7 @@ impl RunStatus {
     /// As it is stored and shown.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Held => "held",
             Self::Running => "running",
             Self::Waiting => "waiting",
             Self::Completed => "completed",
@@ -209,6 +218,14 @@ pub enum FoldError {
         /// The event's number.
         seq: u64,
     },
+    /// An event pins the run to a revision that is not at hand.
+    #[error("event {seq} pins the run to the revision {revision}, which is not at hand")]
+    UnknownRevision {
+        /// The event's number.
+        seq: u64,
+        /// The revision.
+        revision: Revision,
+    },
 }
 
 impl Run {
@@ -219,7 +236,7 @@ impl Run {
             flow: Arc::clone(&flow.name),
             revision: flow.revision.clone(),
             version: 1,
-            status: RunStatus::Running,
+            status: if started.hold.is_some() { RunStatus::Held } else { RunStatus::Running },
             steps: vec![StepRecord::default(); flow.steps.len()],
             slots: vec![0; flow.slots.len()],
             state: BTreeMap::new(),
@@ -229,30 +246,39 @@ impl Run {
             tags: started.tags.clone(),
             retry_of: started.retry_of,
             priority: started.priority,
+            hold: started.hold,
             open: 0,
             waiting: 0,
         }
     }
 
-    /// The record after all of `events`, the whole log of a run.
+    /// The record after all of `events`, the whole log of a run; `flows` has every revision that it
+    /// names.
     pub fn fold<'a>(
         run_id: RunId,
-        flow: &Flow,
+        flows: &[&Flow],
         events: impl IntoIterator<Item = &'a Event>,
     ) -> Result<Self, FoldError> {
         let mut events = events.into_iter();
-        let mut run = match events.next() {
+        let (mut flow, mut run) = match events.next() {
             None => return Err(FoldError::Empty),
-            Some(Event::RunStarted(started)) => Self::new(run_id, flow, started),
+            Some(Event::RunStarted(started)) => {
+                let flow = revision_of(flows, &started.revision, 1)?;
+                (flow, Self::new(run_id, flow, started))
+            }
             Some(other) => return Err(FoldError::NotStarted(other.kind())),
         };
         for event in events {
+            if let Some(revision) = event.revision() {
+                flow = revision_of(flows, revision, run.version + 1)?;
+            }
             run.apply(flow, event)?;
         }
         Ok(run)
     }
 
-    /// Takes the next event of the run into the record.
+    /// Takes the next event of the run into the record. `flow` is the revision that the run is
+    /// pinned to after it.
     pub fn apply(&mut self, flow: &Flow, event: &Event) -> Result<(), FoldError> {
         let seq = self.version + 1;
         let index = match event.step() {
@@ -265,6 +291,8 @@ impl Run {
         self.version = seq;
         match event {
             Event::RunStarted(_) => return Err(FoldError::SecondStart { seq }),
+            Event::RunReleased { .. } => self.release(flow),
+            Event::RunMigrated(migrated) => self.migrate(migrated),
             Event::SignalReceived { signal, data } => {
                 let steps = self.waits_met_by(flow, signal, data);
                 if !steps.is_empty() {
@@ -353,11 +381,37 @@ impl Run {
             Event::EventRepeated { .. }
             | Event::StepRepaired { .. }
             | Event::RunStarted(_)
+            | Event::RunReleased { .. }
+            | Event::RunMigrated(_)
             | Event::SignalReceived { .. }
             | Event::RunCompleted {}
             | Event::RunFailed { .. }
             | Event::RunCancelled { .. } => {}
         }
+    }
+
+    /// Nothing has happened to it before, so it begins as if it started on `flow`.
+    fn release(&mut self, flow: &Flow) {
+        self.revision = flow.revision.clone();
+        self.steps = vec![StepRecord::default(); flow.steps.len()];
+        self.slots = vec![0; flow.slots.len()];
+        self.hold = None;
+        self.status = RunStatus::Running;
+    }
+
+    fn migrate(&mut self, migrated: &RunMigrated) {
+        let RunMigrated { revision, steps, slots, signals, renamed: _, deployment: _ } = migrated;
+        self.revision = revision.clone();
+        self.steps.clone_from(steps);
+        self.slots.clone_from(slots);
+        self.signals.clone_from(signals);
+        let count = |is: fn(StepState) -> bool| {
+            let count = self.steps.iter().filter(|step| is(step.state)).count();
+            u32::try_from(count).expect("a flow's steps are few")
+        };
+        self.open = count(StepState::is_open);
+        self.waiting = count(|state| state == StepState::Waiting);
+        self.set_status();
     }
 
     fn set_state(&mut self, index: StepIndex, state: StepState) {
@@ -366,6 +420,10 @@ impl Run {
         self.open = self.open + u32::from(state.is_open()) - u32::from(before.is_open());
         self.waiting = self.waiting + u32::from(state == StepState::Waiting)
             - u32::from(before == StepState::Waiting);
+        self.set_status();
+    }
+
+    fn set_status(&mut self) {
         self.status = if self.open > 0 && self.open == self.waiting {
             RunStatus::Waiting
         } else {
@@ -425,4 +483,13 @@ impl Run {
     pub fn step(&self, index: StepIndex) -> &StepRecord {
         &self.steps[index.at()]
     }
+}
+
+fn revision_of<'a>(
+    flows: &[&'a Flow],
+    revision: &Revision,
+    seq: u64,
+) -> Result<&'a Flow, FoldError> {
+    let found = flows.iter().find(|flow| flow.revision == *revision);
+    found.copied().ok_or_else(|| FoldError::UnknownRevision { seq, revision: revision.clone() })
 }

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::commit::JobKind;
 use crate::event::{Event, StepError, StoredEvent};
 use crate::flow::{Action, Flow, Needs, Step, Wait};
+use crate::gate::Gate;
 use crate::ids::{InstanceId, JobId, SlotIndex, StepIndex};
 use crate::payload::Payload;
 use crate::run::{Run, RunStatus, StepState};
@@ -42,6 +43,8 @@ pub struct Standing<'a> {
     pub workers: Option<&'a [WorkerSeen]>,
     /// How the queues of its store stand, as far as that is known.
     pub queues: &'a QueuesSeen,
+    /// The gate of its flow, if that is known.
+    pub gate: Option<&'a Gate>,
 }
 
 /// How the queues of a store stand, as far as that is known.
@@ -179,6 +182,8 @@ impl StepView {
             }
             Event::StepCancelled { .. } => waiting_since.map(|_| 0),
             Event::RunStarted(_)
+            | Event::RunReleased { .. }
+            | Event::RunMigrated(_)
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
             | Event::StepRepaired { .. }
@@ -216,6 +221,9 @@ fn millis(span: Duration) -> u64 {
 /// There is at least one reason, and every step that is open, failed or skipped has one.
 pub fn why(flow: &Flow, standing: &Standing<'_>, now: Timestamp) -> Vec<Reason> {
     let run = standing.run;
+    if run.status == RunStatus::Held {
+        return vec![Reason { step: None, cause: held(standing) }];
+    }
     let mut reasons = Vec::new();
     for index in flow.step_indexes() {
         if run.step(index).state.is_open() {
@@ -239,7 +247,7 @@ pub fn why(flow: &Flow, standing: &Standing<'_>, now: Timestamp) -> Vec<Reason> 
     }
     let whole = match run.status {
         RunStatus::Failed => None,
-        RunStatus::Running | RunStatus::Waiting => {
+        RunStatus::Held | RunStatus::Running | RunStatus::Waiting => {
             let needs_work = *standing.executor == Executor::Nobody && !standing.jobs.is_empty();
             needs_work.then_some(Cause::Unowned {})
         }
@@ -253,6 +261,17 @@ pub fn why(flow: &Flow, standing: &Standing<'_>, now: Timestamp) -> Vec<Reason> 
         reasons.insert(0, Reason { step: None, cause });
     }
     reasons
+}
+
+fn held(standing: &Standing<'_>) -> Cause {
+    let gate = standing.gate;
+    Cause::Held {
+        flow: Arc::clone(&standing.run.flow),
+        since: standing.events.first().map(|first| first.at),
+        gate: gate.map(|gate| gate.state),
+        reason: gate.and_then(|gate| gate.reason.clone()),
+        deployment: gate.and_then(|gate| gate.deployment.clone()),
+    }
 }
 
 fn cancel_reason(events: &[StoredEvent]) -> Option<Arc<str>> {

@@ -248,10 +248,11 @@ impl Debouncer {
     async fn begin(&self, burst: &Burst, input: Payload) -> Result<(), EngineError> {
         let engine = self.engine.upgrade().ok_or(EngineError::Closed)?;
         let Instance { flows, store, workers, .. } = &*self.instance;
+        let gate = self.instance.gates.stamp(&burst.flow);
         let pinned = (&burst.flow, &burst.last.revision);
         let flow = flows.load(&**store, workers, pinned).await.map_err(EngineError::Flow)?;
         let (run_id, tags, priority) = (burst.run_id, burst.last.tags.clone(), burst.last.priority);
-        let start = Start { run_id, input, key: None, tags, priority, due: Due::Now };
+        let start = Start { run_id, input, key: None, tags, priority, due: Due::Now, gate };
         engine.begin(flow, start).await.map(drop)
     }
 

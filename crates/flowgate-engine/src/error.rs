@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use flowgate_core::decide::Rejection;
 use flowgate_core::flow::{InputProblem, Problem};
+use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::view::Brief;
 use flowgate_store::StoreError;
@@ -66,6 +67,20 @@ pub enum EngineError {
         /// How long it takes at least until it may be better.
         retry_after: Duration,
     },
+    /// The gate of the flow is closed, and this cannot be held.
+    #[error("the gate of `{flow}` is closed; open it with `flowgate hold off {flow}`, or wait")]
+    GateClosed {
+        /// The flow.
+        flow: Arc<str>,
+    },
+    /// The flow holds as many runs as it may.
+    #[error("`{flow}` holds {max} runs, and no more until its gate is open; try again later")]
+    HoldFull {
+        /// The flow.
+        flow: Arc<str>,
+        /// How many it holds at most.
+        max: u64,
+    },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Closed,
@@ -117,6 +132,8 @@ pub(crate) enum CommitError {
     NoRun,
     /// Others were faster, too often.
     Contended,
+    /// The gate of the flow is at another generation.
+    GateMoved(GateStamp),
     /// It is over the limit.
     TooLarge { bytes: usize },
     /// The store failed for good.
@@ -143,7 +160,9 @@ impl EngineError {
         match error {
             CommitError::Rejected(rejection) => Self::Rejected(rejection),
             CommitError::NoRun | CommitError::LeaseLost => Self::NoRun(run_id),
-            CommitError::RunExists | CommitError::Contended => Self::Contended,
+            CommitError::RunExists | CommitError::Contended | CommitError::GateMoved(_) => {
+                Self::Contended
+            }
             CommitError::TooLarge { bytes } => Self::Invalid(format!(
                 "{bytes} bytes of payloads are over the limit of {}",
                 flowgate_core::limits::COMMIT_BYTES_MAX

@@ -104,6 +104,8 @@ pub(crate) struct Flows {
 
 #[derive(Debug, Default)]
 struct OfFlow {
+    /// Grows whenever the active revision is to be read anew.
+    asked_anew: u64,
     revisions: HashMap<Revision, Arc<LoadedFlow>>,
     active: Option<(Arc<LoadedFlow>, Instant)>,
 }
@@ -143,7 +145,12 @@ impl Flows {
         flow: &str,
     ) -> Result<Option<Arc<LoadedFlow>>, FlowError> {
         let now = clock::now();
-        if let Some((active, at)) = self.known.read().get(flow).and_then(|f| f.active.clone())
+        let (known, asked_anew) = {
+            let known = self.known.read();
+            let of_flow = known.get(flow);
+            (of_flow.and_then(|f| f.active.clone()), of_flow.map_or(0, |f| f.asked_anew))
+        };
+        if let Some((active, at)) = known
             && now.saturating_duration_since(at) < ACTIVE_FOR
         {
             return Ok(Some(active));
@@ -153,7 +160,12 @@ impl Flows {
         let Some(found) = stored.into_iter().find(|stored| stored.active) else { return Ok(None) };
         let known = self.get(flow, &found.revision.revision);
         let loaded = known.map_or_else(|| self.compile(found, workers), Ok)?;
-        self.remember_active(&loaded, now);
+        let mut known = self.known.write();
+        let of_flow = known.entry(Arc::clone(&loaded.flow.name)).or_default();
+        // What was asked for before it was to be read anew may be what was active then.
+        if of_flow.asked_anew == asked_anew {
+            of_flow.active = Some((Arc::clone(&loaded), now));
+        }
         Ok(Some(loaded))
     }
 
@@ -186,6 +198,22 @@ impl Flows {
         let loaded = Arc::new(loaded);
         of_flow.revisions.insert(revision, Arc::clone(&loaded));
         loaded
+    }
+
+    /// Whether this is the revision that was last seen to be active.
+    pub(crate) fn is_active(&self, loaded: &LoadedFlow) -> bool {
+        let known = self.known.read();
+        let active = known.get(&loaded.flow.name).and_then(|of_flow| of_flow.active.as_ref());
+        // What is to be read anew was active when this one was read, as far as is known.
+        active.is_none_or(|(active, _)| active.flow.revision == loaded.flow.revision)
+    }
+
+    /// Has the active revision of a flow read anew by whoever asks for it from now on.
+    pub(crate) fn forget_active(&self, flow: &Arc<str>) {
+        let mut known = self.known.write();
+        let of_flow = known.entry(Arc::clone(flow)).or_default();
+        of_flow.active = None;
+        of_flow.asked_anew += 1;
     }
 
     pub(crate) fn remember_active(&self, loaded: &Arc<LoadedFlow>, now: Instant) {

@@ -22,6 +22,7 @@ use crate::ends::Ends;
 use crate::executor::{self, worker::Workers};
 use crate::flows::Flows;
 use crate::foreign::HandBacks;
+use crate::gates::Gates;
 use crate::health::{Judge, Throttles};
 use crate::in_flight::InFlight;
 use crate::inbox::Inbox;
@@ -46,6 +47,7 @@ pub(crate) struct Instance {
     pub(crate) config: EngineConfig,
     pub(crate) workers: Workers,
     pub(crate) flows: Flows,
+    pub(crate) gates: Gates,
     pub(crate) inbox: Inbox,
     pub(crate) in_flight: InFlight,
     pub(crate) slots: Slots,
@@ -107,6 +109,7 @@ impl Instance {
             store,
             workers,
             flows: Flows::new(Arc::clone(&queues)),
+            gates: Gates::default(),
             hand_backs: HandBacks::default(),
             remote: RemoteBook::default(),
             inbox: Inbox::new(),

@@ -40,7 +40,7 @@ use crate::backoff::jittered;
 use crate::config::SchedulerConfig;
 use crate::instance::Instance;
 use crate::supervisor::WeakEngine;
-use crate::{clock, debouncer, scheduler};
+use crate::{clock, debouncer, gates, scheduler};
 
 /// The name of the term, and the topic by which standbys are told that it is free.
 pub(crate) const LEADER: &str = "leader";
@@ -254,13 +254,15 @@ impl Campaign {
         tracing::info!(instance = %instance.config.instance, term = number, "leads");
         let stop = CancellationToken::new();
         let (engine, config) = (self.engine.clone(), self.config.clone());
+        let gates = gates::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
         let bursts = debouncer::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
         let schedules = scheduler::run(Arc::clone(&instance), engine, Arc::clone(&reign), config);
         let work = async {
-            // Both end only when the term is over.
+            // They end only when the term is over.
             tokio::select! {
                 () = schedules => {}
                 () = bursts => {}
+                () = gates => {}
             }
         };
         let stopped = stop.clone();

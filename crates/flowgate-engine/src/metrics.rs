@@ -99,6 +99,7 @@ pub(crate) struct Commits {
     run_exists: Counter,
     run_version: Counter,
     lease_lost: Counter,
+    gate_moved: Counter,
     too_large: Counter,
 }
 
@@ -108,6 +109,7 @@ impl Commits {
             Refusal::RunExists => &self.run_exists,
             Refusal::RunVersion => &self.run_version,
             Refusal::LeaseLost(_) => &self.lease_lost,
+            Refusal::GateMoved(_) => &self.gate_moved,
             Refusal::TooLarge { .. } => &self.too_large,
         }
     }
@@ -128,7 +130,7 @@ impl RunsEnded {
             RunStatus::Completed => Some(&self.completed),
             RunStatus::Failed => Some(&self.failed),
             RunStatus::Cancelled => Some(&self.cancelled),
-            RunStatus::Running | RunStatus::Waiting => None,
+            RunStatus::Held | RunStatus::Running | RunStatus::Waiting => None,
         }
     }
 }
@@ -179,6 +181,7 @@ impl Metrics {
                 run_exists: commits("run_exists"),
                 run_version: commits("run_version"),
                 lease_lost: commits("lease_lost"),
+                gate_moved: commits("gate_moved"),
                 too_large: commits("too_large"),
             },
             runs_started: metrics::counter!("flowgate_runs_started_total"),

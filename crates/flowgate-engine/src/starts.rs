@@ -6,6 +6,7 @@ use flowgate_core::commit::Due;
 use flowgate_core::debounce::Window;
 use flowgate_core::decide::Start;
 use flowgate_core::flow::{Action, Flow, Span};
+use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits;
 
@@ -25,14 +26,16 @@ pub(crate) enum Sharing {
     Burst(Arc<str>, Window),
 }
 
-/// Checks a start, gives it its run id, and says with which others it shares its run.
+/// Checks a start, gives it its run id, and says with which others it shares its run. `gate` is
+/// what was known of the gate before the flow was read.
 pub(crate) fn check(
     flow: &Flow,
     request: StartRequest,
+    gate: GateStamp,
     run_ids: &RunIds,
 ) -> Result<(Start, Sharing), EngineError> {
     let sharing = sharing(flow, &request)?;
-    Ok((new_start(flow, request, run_ids)?, sharing))
+    Ok((Start { gate, ..new_start(flow, request, run_ids)? }, sharing))
 }
 
 fn sharing(flow: &Flow, request: &StartRequest) -> Result<Sharing, EngineError> {
@@ -89,7 +92,7 @@ fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Sta
             return Err(EngineError::Invalid(message.to_owned()));
         }
     };
-    Ok(Start { run_id, input, key, tags, priority, due })
+    Ok(Start { run_id, input, key, tags, priority, due, gate: GateStamp::default() })
 }
 
 fn check_when(flow: &Flow, priority: Option<u8>, due: Due) -> Result<(), EngineError> {

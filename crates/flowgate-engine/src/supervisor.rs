@@ -8,8 +8,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use flowgate_core::commit::Due;
-use flowgate_core::decide::{self, Report, Start};
+use flowgate_core::decide::{self, Report, RetryAs, Start};
 use flowgate_core::flow::Flow;
+use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::{Run, RunStatus};
@@ -33,6 +34,7 @@ use crate::error::{CommitError, EngineError};
 use crate::executor::worker::Workers;
 use crate::flows::LoadedFlow;
 use crate::follow::{FollowFrom, Follower};
+use crate::gates;
 use crate::health::Health;
 use crate::inbox::{Inbound, Item, NewRun, Origin, Seed};
 use crate::instance::{Applied, Instance};
@@ -79,6 +81,9 @@ struct Parts {
     log_writer: JoinHandle<()>,
     leases: LeaseKeeper,
 }
+
+/// How often a start is decided anew because the gate of its flow has moved.
+const GATE_TRIES_MAX: usize = 20;
 
 /// The revision that another try of a run is on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -287,8 +292,8 @@ impl Engine {
         flow: impl Into<FlowRef<'a>>,
         request: StartRequest,
     ) -> Result<Started, EngineError> {
-        let flow = self.flow(flow.into()).await?;
-        let (start, sharing) = starts::check(&flow.flow, request, &self.instance().run_ids)?;
+        let (flow, gate) = self.flow_at_gate(flow.into()).await?;
+        let (start, sharing) = starts::check(&flow.flow, request, gate, &self.instance().run_ids)?;
         self.begin_shared(flow, start, sharing).await
     }
 
@@ -299,8 +304,8 @@ impl Engine {
         request: StartRequest,
     ) -> Result<Arc<Run>, EngineError> {
         self.instance().strain.admit()?;
-        let flow = self.flow(flow.into()).await?;
-        let (start, sharing) = starts::check(&flow.flow, request, &self.instance().run_ids)?;
+        let (flow, gate) = self.flow_at_gate(flow.into()).await?;
+        let (start, sharing) = starts::check(&flow.flow, request, gate, &self.instance().run_ids)?;
         if sharing != Sharing::None {
             let started = self.begin_shared(flow, start, sharing).await?;
             return Ok(self.wait(started.run_id).await?.row.run);
@@ -407,23 +412,39 @@ impl Engine {
         {
             flow.flow.check_input(&first.event.payload()).map_err(EngineError::Input)?;
         }
-        let commit_id = instance.commit_ids.next();
         let flows = (&pinned.flow, &flow.flow);
-        let commit = decide::retry(flows, &run, &log, from, (new_id, commit_id))
-            .map_err(EngineError::Rejected)?;
-        let (reply, answer) = oneshot::channel();
-        instance.inbox.push(Inbound::Start(Box::new(NewRun {
-            flow,
-            origin: Origin::Retry(Box::new(commit)),
-            commit_id,
-            reply,
-            decided: None,
-        })));
-        match self.answer(answer).await {
-            Ok(run) => Ok(Started::begun(run)),
-            Err(CommitError::RunExists) => Ok(Started::found(new_id)),
-            Err(error) => Err(EngineError::of_commit(error, new_id)),
+        let mut gate = instance.gates.stamp(&run.flow);
+        for _ in 0..GATE_TRIES_MAX {
+            if gate.is_closed {
+                // It may have opened since.
+                gate = gates::read(instance, &run.flow).await?.stamp();
+            }
+            if gate.is_closed {
+                return Err(EngineError::GateClosed { flow: Arc::clone(&run.flow) });
+            }
+            let commit_id = instance.commit_ids.next();
+            let new = RetryAs { run_id: new_id, commit_id, gate: gate.generation };
+            let commit =
+                decide::retry(flows, &run, &log, from, new).map_err(EngineError::Rejected)?;
+            let (reply, answer) = oneshot::channel();
+            instance.inbox.push(Inbound::Start(Box::new(NewRun {
+                flow: Arc::clone(&flow),
+                origin: Origin::Retry(Box::new(commit)),
+                commit_id,
+                reply,
+                decided: None,
+            })));
+            match self.answer(answer).await {
+                Ok(run) => return Ok(Started::begun(run)),
+                Err(CommitError::RunExists) => return Ok(Started::found(new_id)),
+                Err(CommitError::GateMoved(moved)) => {
+                    instance.note_gate(&run.flow, moved);
+                    gate = moved;
+                }
+                Err(error) => return Err(EngineError::of_commit(error, new_id)),
+            }
         }
+        Err(EngineError::Contended)
     }
 
     /// Returns when the run has ended, on whichever instance. One that is debounced is waited for.
@@ -622,6 +643,20 @@ impl Engine {
         }
     }
 
+    /// The flow to start, and what was known of its gate before: a start that knows a generation is
+    /// on no revision that was replaced before that generation.
+    async fn flow_at_gate(
+        &self,
+        flow: FlowRef<'_>,
+    ) -> Result<(Arc<LoadedFlow>, GateStamp), EngineError> {
+        let name = match flow {
+            FlowRef::Active(name) => name,
+            FlowRef::Exact(flow) => &flow.name,
+        };
+        let gate = self.instance().gates.stamp(name);
+        Ok((self.flow(flow).await?, gate))
+    }
+
     /// The revision that new runs of a flow start on.
     pub(crate) async fn active_flow(&self, name: &str) -> Result<Flow, EngineError> {
         Ok(self.flow(FlowRef::Active(name)).await?.flow.clone())
@@ -633,18 +668,37 @@ impl Engine {
         start: Start,
     ) -> Result<Started, EngineError> {
         let instance = self.instance();
-        let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
-        let (key, input) = (start.key.clone(), start.input.clone());
-        let decided = Some(decide::start(&flow.flow, &start, commit_id));
-        let (reply, answer) = oneshot::channel();
-        let origin = Origin::Start(start);
-        let new_run = NewRun { flow, origin, commit_id, reply, decided };
-        instance.inbox.push(Inbound::Start(Box::new(new_run)));
-        match self.answer(answer).await {
-            Ok(run) => Ok(Started::begun(run)),
-            Err(CommitError::RunExists) => self.existing(run_id, key, &input).await,
-            Err(error) => Err(EngineError::of_commit(error, run_id)),
+        let (mut flow, mut start) = (flow, start);
+        for _ in 0..GATE_TRIES_MAX {
+            if start.gate.is_closed {
+                gates::check_room(instance, &flow.flow.name).await?;
+            }
+            let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
+            let decided = Some(decide::start(&flow.flow, &start, commit_id));
+            let (reply, answer) = oneshot::channel();
+            let origin = Origin::Start(start.clone());
+            let new_run = NewRun { flow: Arc::clone(&flow), origin, commit_id, reply, decided };
+            instance.inbox.push(Inbound::Start(Box::new(new_run)));
+            match self.answer(answer).await {
+                Ok(run) => return Ok(Started::begun(run)),
+                Err(CommitError::RunExists) => {
+                    return self.existing(run_id, start.key, &start.input).await;
+                }
+                Err(CommitError::GateMoved(gate)) => {
+                    let name = &flow.flow.name;
+                    // Whoever asked for the active revision gets the one that is active now.
+                    let was_active = instance.flows.is_active(&flow);
+                    instance.note_gate(name, gate);
+                    start.gate = gate;
+                    if was_active {
+                        flow = self.flow(FlowRef::Active(&name.clone())).await?;
+                        flow.flow.check_input(&start.input).map_err(EngineError::Input)?;
+                    }
+                }
+                Err(error) => return Err(EngineError::of_commit(error, run_id)),
+            }
         }
+        Err(EngineError::Contended)
     }
 
     /// Starts a run, or finds the one that it shares with other starts.

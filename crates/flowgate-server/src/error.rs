@@ -148,6 +148,13 @@ impl From<EngineError> for ApiError {
                 retry_after: Some(retry_after.as_secs().max(1)),
                 ..Self::unavailable("overloaded", message)
             },
+            EngineError::GateClosed { ref flow } => {
+                Self::conflict("gate_closed", message).path(&**flow)
+            }
+            EngineError::HoldFull { ref flow, .. } => Self {
+                retry_after: Some(5),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, "hold_full", message).path(&**flow)
+            },
             EngineError::Contended => {
                 Self { retry_after: Some(1), ..Self::unavailable("contended", message) }
             }
@@ -174,6 +181,9 @@ fn rejected(rejection: &Rejection) -> ApiError {
         Rejection::RunOpen(_) => {
             ApiError::conflict("run_open", message).help("wait for its end, or cancel it")
         }
+        Rejection::RunHeld => ApiError::conflict("run_held", message)
+            .help("`GET /api/v1/runs/{run}/why` says what it waits for"),
+        Rejection::RunNotHeld(_) => ApiError::conflict("run_not_held", message),
         Rejection::SignalUnknown { .. } => ApiError::invalid("signal_unknown", message),
         Rejection::SignalsFull => ApiError::conflict("signals_full", message),
         Rejection::NothingToRetry => ApiError::conflict("nothing_to_retry", message)

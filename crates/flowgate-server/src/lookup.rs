@@ -4,12 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::flow::{Flow, Span, nearest};
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use flowgate_engine::{Debounced, find_debounced};
-use flowgate_store::{InstanceRow, RunCursor, RunDetail, RunQuery, RunRow, Store, StoredRevision};
+use flowgate_store::control::{GATE, gate_of};
+use flowgate_store::{
+    InstanceRow, RunCursor, RunDetail, RunQuery, RunRow, Store, StoreError, StoredRevision,
+};
 
 use crate::error::ApiError;
 use crate::wire::runs::FateItem;
@@ -219,4 +223,10 @@ pub async fn fate(store: &dyn Store, run: &Run) -> Result<Option<FateItem>, ApiE
 /// Whether an instance has not been heard of for longer than it should.
 pub fn is_silent(row: &InstanceRow, now: Timestamp) -> bool {
     now.since(row.seen_at).as_millis() > u128::from(row.beat.silent_ms_max)
+}
+
+/// The gate of a flow.
+pub async fn gate(store: &dyn Store, flow: &Arc<str>) -> Result<Gate, StoreError> {
+    let found = store.read_records(GATE, std::slice::from_ref(flow)).await?;
+    gate_of(found.first().and_then(Option::as_ref))
 }

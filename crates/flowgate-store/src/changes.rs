@@ -51,7 +51,7 @@ pub(crate) fn net_changes(commit: &Commit) -> NetChanges<'_> {
             assert_eq!(job_id.run_id, commit.run_id, "a commit guards leases of its own run");
             Some(LeaseRef { job_id, token })
         }
-        Guard::RunAbsent | Guard::RunVersion(_) => None,
+        Guard::RunAbsent | Guard::RunVersion(_) | Guard::Gate { .. } => None,
     });
     let ends_run = commit.record.status.is_terminal();
     let mut steps: Vec<(StepIndex, NetChange<'_>)> = Vec::new();
@@ -112,6 +112,7 @@ mod tests {
             tags: BTreeMap::new(),
             priority: None,
             due: Due::Now,
+            gate: flowgate_core::gate::GateStamp::default(),
         };
         Commit { jobs, ..decide::start(&flow, &start, CommitIds::new(1).next()) }
     }

@@ -19,6 +19,7 @@ use crate::Store;
 
 pub mod backlog;
 pub mod commits;
+pub mod gates;
 pub mod hints;
 pub mod keeping;
 pub mod leases;
@@ -96,6 +97,15 @@ macro_rules! conformance_cases {
                 a_run_that_ended_takes_no_further_commit,
                 a_run_that_ends_in_its_first_commit_is_kept,
                 a_signal_commits_without_a_lease;
+            gates: a_gate_is_set_one_generation_after_the_other,
+                a_start_that_names_another_generation_is_refused,
+                what_is_beside_a_start_at_a_moved_gate_is_applied,
+                a_held_run_has_no_job_until_it_is_released,
+                a_gate_opens_only_if_nothing_is_held,
+                a_gate_stays_closed_over_a_reopen,
+                once_a_gate_is_set_no_older_start_comes_in,
+                a_resent_start_is_recognised_when_the_gate_has_moved,
+                a_moved_run_fences_its_attempts_and_goes_on;
             leases: a_claim_returns_job_record_and_inputs,
                 a_claim_counts_an_attempt,
                 a_claimed_job_is_not_claimed_again,
@@ -289,6 +299,7 @@ pub fn written_cases() -> usize {
         include_str!("conformance/hints.rs"),
         include_str!("conformance/backlog.rs"),
         include_str!("conformance/priority.rs"),
+        include_str!("conformance/gates.rs"),
     ];
     sources.iter().map(|source| source.matches("\npub async fn ").count()).sum()
 }

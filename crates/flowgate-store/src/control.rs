@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 use flowgate_core::limits::{COMMIT_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use flowgate_core::payload::Payload;
@@ -56,6 +57,10 @@ pub const PRIORITY_HEAD_START: Duration = Duration::from_mins(1);
 /// Those of them that mean something in their own store only: positions in its feeds, and who is
 /// there. A copy of a store leaves them out.
 pub const RECORD_KINDS_OF_ONE_STORE: [&str; 3] = ["checkpoint", "subscriber_member", "worker"];
+
+/// The kind of the records of gates, with the names of flows as keys. They are written by
+/// [`Control::set_gate`] alone.
+pub const GATE: &str = "gate";
 
 /// The part of a store that is not about runs.
 #[async_trait]
@@ -126,6 +131,18 @@ pub trait Control: Send + Sync {
 
     /// What waits in each queue that has jobs which nobody has, in the order of their names.
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError>;
+
+    /// Sets the gate of a flow to `gate`, whose generation is the one after that of the gate that is
+    /// there. With `only_if_empty`, only while no run of the flow is held.
+    ///
+    /// When this returns, no start of an older generation comes in any more. To set the same gate
+    /// again does no harm; after an error it may be set, or set in part.
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError>;
 
     /// Wakes whoever waits for `topic` ([`Self::wait_told`]) on any instance.
     async fn tell(&self, topic: &str) -> Result<(), StoreError>;
@@ -280,6 +297,29 @@ pub enum RecordsOutcome {
     /// The write at this index is over a limit, or all before it and it together are. Nothing is
     /// written.
     TooLarge(usize),
+}
+
+/// What became of the setting of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum GateOutcome {
+    /// It is set.
+    Set,
+    /// The gate is at another generation. Nothing is changed.
+    Changed,
+    /// Runs of the flow are held, and it was to be set only if none are.
+    HoldsRuns,
+}
+
+/// The gate in its record; an open one where there is none.
+pub fn gate_of(record: Option<&Record>) -> Result<Gate, StoreError> {
+    let read = |record: &Record| {
+        serde_json::from_str(record.value.get()).map_err(|error| StoreError::Corrupt {
+            message: format!("the gate of `{}`: {error}", record.key),
+            source: Some(Box::new(error)),
+        })
+    };
+    record.map_or_else(|| Ok(Gate::default()), read)
 }
 
 /// Refuses writes over the limits; what no rule can have made is a bug of the caller.

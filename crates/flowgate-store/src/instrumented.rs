@@ -88,6 +88,7 @@ fn refusal_name(refusal: Refusal) -> &'static str {
         Refusal::RunExists => "run_exists",
         Refusal::RunVersion => "run_version",
         Refusal::LeaseLost(_) => "lease_lost",
+        Refusal::GateMoved(_) => "gate_moved",
         Refusal::TooLarge { .. } => "too_large",
     }
 }

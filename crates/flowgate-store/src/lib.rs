@@ -18,6 +18,8 @@
 //! - **S9** A lease token only grows; an expired lease cannot settle, even before somebody else
 //!   claims the job.
 //! - **S10** Every size has a named limit, refused before writing.
+//! - **S11** A run starts at the generation of its flow's gate that the commit names, or not at
+//!   all; once a gate is set, no start of an older generation applies.
 #![warn(missing_docs)]
 
 use std::fmt;
@@ -26,8 +28,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit, Job};
+use flowgate_core::decide::MovedJob;
 use flowgate_core::event::{LeaseStamp, StoredEvent};
 use flowgate_core::flow::FlowFile;
+use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{InstanceId, JobId, LeaseToken, Position, Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::{Run, RunStatus};
@@ -397,6 +401,8 @@ pub enum Refusal {
     RunVersion,
     /// The lease is not held: it expired, or the job is gone or somebody else's.
     LeaseLost(JobId),
+    /// The gate of the flow is at another generation: this is it.
+    GateMoved(GateStamp),
     /// The commit is over a limit.
     TooLarge {
         /// The bytes of its payloads.
@@ -458,6 +464,24 @@ pub struct JobDetail {
     pub lease: Option<LeaseDetail>,
     /// Leases before that one that ended without a word and are not in the log yet.
     pub lost: Vec<LeaseStamp>,
+}
+
+impl JobDetail {
+    /// What a decision that moves its run to another revision needs of it.
+    pub fn to_move(&self) -> MovedJob {
+        let stamp = |lease: &LeaseDetail| LeaseStamp {
+            attempt: self.job.attempt,
+            token: lease.token,
+            instance: lease.instance.clone(),
+        };
+        MovedJob {
+            step: self.job.job_id.step,
+            attempt: self.job.attempt,
+            due_at: self.due_at,
+            lease: self.lease.as_ref().map(stamp),
+            lost: self.lost.clone(),
+        }
+    }
 }
 
 /// A lease as a store knows it.

@@ -19,14 +19,16 @@
 //! somebody claims it: then its stamp is told as lost, until a commit under a later lease of the
 //! job, which has written it down, is applied.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::commit::{Claimed, Commit, Due, Guard, Job, JobChange};
 use flowgate_core::event::{Event, LeaseStamp};
+use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{CommitId, InstanceId, JobId, LeaseToken, RunId, StepIndex};
 use flowgate_core::limits::{CLAIM_BATCH_MAX, COMMIT_BYTES_MAX, PRIORITY_MAX};
-use flowgate_core::run::Run;
+use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 
 use self::hash::IdMap;
@@ -48,6 +50,8 @@ pub(crate) struct OpenRuns {
     index: Index,
     token_last: u64,
     ticket_last: u64,
+    /// Those that were ever set.
+    gates: HashMap<Arc<str>, GateStamp>,
 }
 
 /// A run that has not ended.
@@ -130,7 +134,7 @@ pub(crate) fn check_shape(commit: &Commit) -> Result<(), Refusal> {
     let fits = |guard: &Guard| match guard {
         Guard::RunAbsent => commit.version_before() == 0,
         Guard::RunVersion(version) => commit.version_before() == *version,
-        Guard::LeaseHeld { .. } => false,
+        Guard::LeaseHeld { .. } | Guard::Gate { .. } => false,
     };
     assert!(commit.guards.iter().any(fits), "a commit guards the version that it was decided on");
     let bytes = commit.events.iter().map(Event::payload_bytes).sum();
@@ -151,6 +155,22 @@ impl OpenRuns {
     /// Tokens that are granted from now on are greater than this one.
     pub(crate) fn raise_tokens(&mut self, token: LeaseToken) {
         self.token_last = self.token_last.max(token.0);
+    }
+
+    /// The gate of a flow, as starts need to know it.
+    pub(crate) fn gate(&self, flow: &str) -> GateStamp {
+        self.gates.get(flow).copied().unwrap_or_default()
+    }
+
+    /// From now on the gate of a flow is this one.
+    pub(crate) fn set_gate(&mut self, flow: Arc<str>, gate: GateStamp) {
+        self.gates.insert(flow, gate);
+    }
+
+    /// Whether a run of the flow is held.
+    pub(crate) fn holds_runs(&self, flow: &str) -> bool {
+        let is_held = |open: &OpenRun| open.run.status == RunStatus::Held;
+        self.runs.values().any(|open| *open.run.flow == *flow && is_held(open))
     }
 
     /// The open run with this id.
@@ -183,6 +203,11 @@ impl OpenRuns {
                 Guard::LeaseHeld { job_id, token } if !self.is_held(*job_id, *token, now) => {
                     Err(Refusal::LeaseLost(*job_id))
                 }
+                Guard::Gate { generation } => {
+                    let gate = self.gate(&commit.record.flow);
+                    let holds = gate.generation == *generation;
+                    if holds { Ok(()) } else { Err(Refusal::GateMoved(gate)) }
+                }
                 Guard::RunAbsent | Guard::RunVersion(_) | Guard::LeaseHeld { .. } => Ok(()),
             };
             match held {
@@ -195,7 +220,11 @@ impl OpenRuns {
                     }
                     return Ok(Verdict::Refuse(stale));
                 }
-                Err(lost @ (Refusal::LeaseLost(_) | Refusal::TooLarge { .. })) => {
+                Err(
+                    lost @ (Refusal::LeaseLost(_)
+                    | Refusal::TooLarge { .. }
+                    | Refusal::GateMoved(_)),
+                ) => {
                     refusal = refusal.or(Some(lost));
                 }
             }
@@ -219,7 +248,7 @@ impl OpenRuns {
         now: Timestamp,
         taker: Option<&mut Taker<'_>>,
     ) -> Vec<Claimed> {
-        let Self { runs, index, token_last, ticket_last } = self;
+        let Self { runs, index, token_last, ticket_last, gates: _ } = self;
         let open = runs.entry(commit.run_id).or_insert_with(|| OpenRun {
             run: Arc::clone(&commit.record),
             started_at: now,

@@ -196,6 +196,8 @@ impl Drop for PostgresStore {
 struct Statements {
     now: String,
     commit: String,
+    commit_at_gates: String,
+    set_gate: String,
     leased_again: String,
     claim: String,
     log_rows: String,
@@ -226,6 +228,8 @@ impl Statements {
         Self {
             now: call("store_now", 0),
             commit: call("commit_batch", 31),
+            commit_at_gates: call("commit_at_gates", 32),
+            set_gate: call("set_gate", 4),
             leased_again: format!(
                 "SELECT row_to_json(j)::text, r.record \
                  FROM unnest($1, $2) AS c (run_id, commit_id) \

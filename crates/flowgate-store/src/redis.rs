@@ -66,6 +66,7 @@ mod claim;
 mod commit;
 mod control;
 mod fault;
+mod gates;
 mod hints;
 mod keep;
 mod link;

@@ -109,7 +109,9 @@ impl SpanMaker {
             Event::RunCompleted {} | Event::RunFailed { .. } | Event::RunCancelled { .. } => {
                 Some(self.ended(applied).await)
             }
-            Event::StepQueued { .. }
+            Event::RunReleased { .. }
+            | Event::RunMigrated(_)
+            | Event::StepQueued { .. }
             | Event::StepRepaired { .. }
             | Event::StepParked { .. }
             | Event::EventEmitted { .. }

@@ -348,6 +348,10 @@ pub(crate) fn failure(error: EngineError) -> Failure {
             Failure::refused("overloaded", message)
                 .help(format!("try again in {}; what was accepted goes on", Brief(retry_after)))
         }
+        EngineError::GateClosed { ref flow } => Failure::refused("gate_closed", error.to_string())
+            .help(format!("see `flowgate hold status {flow}`")),
+        EngineError::HoldFull { ref flow, .. } => Failure::refused("hold_full", error.to_string())
+            .help(format!("see `flowgate hold status {flow}`")),
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
             Failure::refused("engine_refused", error.to_string()).source(error)
         }
@@ -366,9 +370,11 @@ fn rejected(rejection: &Rejection) -> Failure {
         Rejection::SignalsFull => Failure::refused("signals_full", message),
         Rejection::NothingToRetry => Failure::refused("nothing_to_retry", message)
             .help("do a step again with `flowgate runs retry RUN --from STEP`"),
-        Rejection::StepNotOpen(_) | Rejection::OutputInvalid(_) | Rejection::NothingToDo => {
-            Failure::refused("rejected", message)
-        }
+        Rejection::RunHeld => Failure::refused("run_held", message).help("see `flowgate why RUN`"),
+        Rejection::StepNotOpen(_)
+        | Rejection::RunNotHeld(_)
+        | Rejection::OutputInvalid(_)
+        | Rejection::NothingToDo => Failure::refused("rejected", message),
     }
 }
 

@@ -198,7 +198,7 @@ pub(crate) fn short(run_id: RunId) -> String {
 /// A status as the end of a sentence: `is waiting`, `completed`, `was cancelled`.
 pub(crate) fn status_phrase(status: RunStatus) -> String {
     let verb = match status {
-        RunStatus::Running | RunStatus::Waiting => "is ",
+        RunStatus::Held | RunStatus::Running | RunStatus::Waiting => "is ",
         RunStatus::Completed | RunStatus::Failed => "",
         RunStatus::Cancelled => "was ",
     };
@@ -208,6 +208,7 @@ pub(crate) fn status_phrase(status: RunStatus) -> String {
 fn status_style(status: RunStatus) -> Style {
     match status {
         RunStatus::Running => AnsiColor::Cyan.on_default(),
+        RunStatus::Held => AnsiColor::Blue.on_default(),
         RunStatus::Waiting => AnsiColor::Yellow.on_default(),
         RunStatus::Completed => AnsiColor::Green.on_default(),
         RunStatus::Failed => AnsiColor::Red.on_default(),

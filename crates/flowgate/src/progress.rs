@@ -227,6 +227,8 @@ fn told(event: &Event) -> Option<(StepState, String)> {
         Event::StepCancelled { .. } => Some((StepState::Cancelled, String::new())),
         Event::StepCarried { .. } => Some((StepState::Succeeded, "in the run before".to_owned())),
         Event::RunStarted(_)
+        | Event::RunReleased { .. }
+        | Event::RunMigrated(_)
         | Event::StepRepaired { .. }
         | Event::EventEmitted { .. }
         | Event::EventRepeated { .. }

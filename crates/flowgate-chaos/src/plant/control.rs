@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 use flowgate_store::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
-    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
+    Control, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState,
+    QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
+    TermRef,
 };
 use flowgate_store::{SessionLock, StoreError};
 
@@ -77,6 +79,15 @@ impl Control for Planted {
 
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         self.inner.queue_stats().await
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        self.inner.set_gate(flow, gate, only_if_empty).await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

@@ -19,6 +19,17 @@ use crate::ids::{CommitId, RunId, StepIndex};
 use crate::payload::Payload;
 use crate::run::{Run, StepState};
 
+/// What the run is that tries another one again.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryAs {
+    /// Its id.
+    pub run_id: RunId,
+    /// The id of its first commit.
+    pub commit_id: CommitId,
+    /// The generation at which the gate of its flow is open.
+    pub gate: u64,
+}
+
 /// The first commit of a run that tries `old` again, whose whole log is `log`.
 ///
 /// `pinned` is the revision that `old` is pinned to, and `flow` the one that the new run is to be
@@ -28,7 +39,7 @@ pub fn retry(
     old: &Run,
     log: &[StoredEvent],
     from: Option<StepIndex>,
-    ids: (RunId, CommitId),
+    new: RetryAs,
 ) -> Result<Commit, Rejection> {
     if !old.status.is_terminal() {
         return Err(Rejection::RunOpen(old.status));
@@ -45,8 +56,9 @@ pub fn retry(
         tags: old.tags.clone(),
         retry_of: Some(old.run_id),
         priority: old.priority,
+        hold: None,
     };
-    let (run_id, commit_id) = ids;
+    let RetryAs { run_id, commit_id, gate } = new;
     let mut draft = Draft::begin(flow, run_id, started);
     carry_over(&mut draft, log, &again);
     let carried = draft.events.len();
@@ -59,7 +71,7 @@ pub fn retry(
         // What did not succeed was never asked for, and nothing asks for it now.
         return Err(Rejection::NothingToRetry);
     }
-    Ok(draft.finish(commit_id, vec![Guard::RunAbsent]))
+    Ok(draft.finish(commit_id, vec![Guard::RunAbsent, Guard::Gate { generation: gate }]))
 }
 
 /// For each step, whether the new run does it again.
@@ -124,6 +136,8 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
                 draft.push(Event::StepCarried { step: Arc::clone(step) });
             }
             Event::RunStarted(_)
+            | Event::RunReleased { .. }
+            | Event::RunMigrated(_)
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
             | Event::StepRepaired { .. }

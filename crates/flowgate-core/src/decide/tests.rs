@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::world::{Applied, RUN, World, ended, failure, parked, released, success};
-use super::{Output, Rejection, Report, retry};
+use super::{Output, Rejection, Report, RetryAs, retry};
 use crate::commit::Due;
 use crate::event::{ErrorKind, Event};
 use crate::ids::{CommitId, RunId};
@@ -14,6 +14,7 @@ use crate::payload::Payload;
 use crate::run::{Run, RunStatus, StepState};
 use uuid::Uuid;
 
+mod gate;
 mod random;
 
 fn worker(subscribes: &Value, emits: &[&str]) -> Value {
@@ -26,6 +27,12 @@ fn worker(subscribes: &Value, emits: &[&str]) -> Value {
 
 fn flow(steps: &Value) -> Value {
     json!({ "flow": "f", "steps": steps })
+}
+
+/// What a retry is, in these tests.
+fn retried() -> RetryAs {
+    let (run_id, commit_id) = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
+    RetryAs { run_id, commit_id, gate: 0 }
 }
 
 fn diamond() -> World {
@@ -511,10 +518,10 @@ fn a_retry_is_a_new_run_that_keeps_what_succeeded() {
     world.fail("a", ErrorKind::Final);
     assert_eq!(world.status(), "failed");
     let (flow, old) = (world.flow.clone(), world.run.clone().unwrap());
-    let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
+    let new = retried();
     let states = |from: Option<&str>| {
         let from = from.map(|step| world.index(step));
-        let commit = retry((&flow, &flow), &old, &world.log, from, ids).unwrap();
+        let commit = retry((&flow, &flow), &old, &world.log, from, new).unwrap();
         assert_eq!(commit.record.retry_of, Some(RUN));
         let state = |step| commit.record.step(world.index(step)).state;
         [state("start"), state("a"), state("b"), state("join")]
@@ -532,13 +539,13 @@ fn a_retry_on_another_revision_keeps_what_has_the_same_name() {
     world.succeed("b", &["b.done"]);
     world.fail("a", ErrorKind::Final);
     let (pinned, old) = (world.flow.clone(), world.run.clone().unwrap());
-    let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
+    let as_new = retried();
     let check = |steps: Value, from: Option<&str>, expected: &[(&str, StepState)]| {
         let new = World::new(flow(&steps)).flow;
         let from = from.map(|step| new.step_index(step).unwrap());
-        let commit = retry((&pinned, &new), &old, &world.log, from, ids).unwrap();
+        let commit = retry((&pinned, &new), &old, &world.log, from, as_new).unwrap();
         assert_eq!(commit.record.revision, new.revision);
-        let folded = Run::fold(ids.0, &new, &commit.events).unwrap();
+        let folded = Run::fold(as_new.run_id, &[&new], &commit.events).unwrap();
         assert_eq!(folded, *commit.record);
         for (step, state) in expected {
             let found = commit.record.step(new.step_index(step).unwrap()).state;
@@ -584,8 +591,8 @@ fn a_retry_of_what_nothing_asks_for_is_refused() {
     world.succeed("a", &[]);
     assert_eq!(world.status(), "completed");
     let run = world.run.clone().unwrap();
-    let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
-    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, ids).unwrap_err();
+    let new = retried();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, new).unwrap_err();
     assert_eq!(rejected, Rejection::NothingToRetry);
 }
 
@@ -593,18 +600,18 @@ fn a_retry_of_what_nothing_asks_for_is_refused() {
 fn only_a_run_that_ended_can_be_retried() {
     let world = diamond();
     let run = world.run.clone().unwrap();
-    let ids = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
-    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, ids).unwrap_err();
+    let new = retried();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, new).unwrap_err();
     assert_eq!(rejected, Rejection::RunOpen(RunStatus::Running));
 
     let mut world = World::new(flow(&json!({ "start": worker(&Value::Null, &[]) })));
     world.start();
     world.succeed("start", &[]);
     let run = world.run.clone().unwrap();
-    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, ids).unwrap_err();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, new).unwrap_err();
     assert_eq!(rejected, Rejection::NothingToRetry);
     assert!(
-        retry((&world.flow, &world.flow), &run, &world.log, Some(world.flow.entry), ids).is_ok()
+        retry((&world.flow, &world.flow), &run, &world.log, Some(world.flow.entry), new).is_ok()
     );
 }
 
@@ -646,7 +653,7 @@ fn the_checker_finds_what_is_wrong() {
     let find = |break_it: &dyn Fn(&mut World), invariant: u8| {
         let mut world = good();
         break_it(&mut world);
-        let found = crate::check::check_run(&world.flow, RUN, &world.log, world.run.as_deref());
+        let found = crate::check::check_run(&world.flows(), RUN, &world.log, world.run.as_deref());
         assert!(found.iter().any(|v| v.invariant == invariant), "{invariant}: {found:?}");
     };
     let at = |world: &World, kind: &str, nth: usize| {

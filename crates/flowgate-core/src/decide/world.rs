@@ -8,6 +8,7 @@ use crate::check::{check_ended, check_run};
 use crate::commit::{Commit, Due, Guard, Job, JobChange};
 use crate::event::{ErrorKind, Event, LeaseStamp, StepError, StoredEvent};
 use crate::flow::{Flow, FlowFile};
+use crate::gate::GateStamp;
 use crate::ids::{CommitId, InstanceId, JobId, LeaseToken, Position, RunId, StepIndex};
 use crate::payload::Payload;
 use crate::run::{Run, StepState};
@@ -25,6 +26,11 @@ pub(super) struct World {
     applied: HashMap<u64, CommitId>,
     commits: u64,
     tokens: u64,
+    /// The generation of the gate, and whether it holds what starts.
+    pub(super) gate: u64,
+    pub(super) is_closed: bool,
+    /// Revisions that the run was pinned to before.
+    pub(super) before: Vec<Flow>,
 }
 
 #[derive(Debug)]
@@ -34,6 +40,13 @@ pub(super) struct OpenJob {
     lease: Option<LeaseStamp>,
     expired: bool,
     lost: Vec<LeaseStamp>,
+}
+
+impl OpenJob {
+    /// The lease that it is under, also one that has expired.
+    pub(super) fn lease(&self) -> Option<&LeaseStamp> {
+        self.lease.as_ref()
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -58,12 +71,20 @@ impl World {
             applied: HashMap::new(),
             commits: 0,
             tokens: 0,
+            gate: 0,
+            is_closed: false,
+            before: Vec::new(),
         }
     }
 
     pub(super) fn commit_id(&mut self) -> CommitId {
         self.commits += 1;
         CommitId(Uuid::from_u128(self.commits.into()))
+    }
+
+    /// Every revision that the log names.
+    pub(super) fn flows(&self) -> Vec<&Flow> {
+        self.before.iter().chain([&self.flow]).collect()
     }
 
     pub(super) fn start(&mut self) {
@@ -79,6 +100,7 @@ impl World {
             tags: BTreeMap::new(),
             priority,
             due,
+            gate: GateStamp { generation: self.gate, is_closed: self.is_closed },
         };
         let commit = start(&self.flow, &request, commit_id);
         assert_eq!(self.apply(&commit), Applied::Now);
@@ -92,6 +114,7 @@ impl World {
             let holds = match guard {
                 Guard::RunAbsent => self.run.is_none(),
                 Guard::RunVersion(wanted) => version == *wanted,
+                Guard::Gate { generation } => self.gate == *generation,
                 Guard::LeaseHeld { job_id, token } => self.jobs.get(job_id).is_some_and(|open| {
                     !open.expired && open.lease.as_ref().is_some_and(|l| l.token == *token)
                 }),
@@ -236,7 +259,7 @@ impl World {
 
     /// Every invariant that the log alone can show.
     pub(super) fn check(&self) {
-        let violations = check_run(&self.flow, RUN, &self.log, self.run.as_deref());
+        let violations = check_run(&self.flows(), RUN, &self.log, self.run.as_deref());
         assert!(violations.is_empty(), "{violations:#?}\n{:#?}", self.kinds());
         for open in self.jobs.values() {
             let state = self.run.as_ref().unwrap().step(open.job.job_id.step).state;

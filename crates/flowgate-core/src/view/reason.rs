@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::Brief;
 use crate::event::ErrorKind;
 use crate::flow::LimitName;
+use crate::gate::GateState;
 use crate::ids::{InstanceId, RunId};
 use crate::run::StepState;
 use crate::time::Timestamp;
@@ -27,6 +28,19 @@ pub struct Reason {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "snake_case")]
 pub enum Cause {
+    /// The run was accepted while the gate of its flow was closed.
+    Held {
+        /// The flow.
+        flow: Arc<str>,
+        /// Since when, if that is known.
+        since: Option<Timestamp>,
+        /// The state of the gate, if that is known.
+        gate: Option<GateState>,
+        /// Why the gate was closed, in the words of whoever did.
+        reason: Option<Arc<str>>,
+        /// The deployment that closed it.
+        deployment: Option<Arc<str>>,
+    },
     /// The step is due and waits in its queue.
     Queued {
         /// The queue that it waits in.
@@ -187,6 +201,8 @@ impl Reason {
     pub fn remedy(&self) -> Option<String> {
         match &self.cause {
             Cause::Unowned {} => Some("dev".to_owned()),
+            Cause::Held { flow, deployment: None, .. } => Some(format!("hold off {flow}")),
+            Cause::Held { flow, deployment: Some(_), .. } => Some(format!("deploy status {flow}")),
             Cause::NoWorker { .. } => Some("instances".to_owned()),
             Cause::Paused { queue, .. } => Some(format!("queues resume {queue}")),
             Cause::Unserved { queue, .. } => Some(format!("worker start --queues {queue}")),
@@ -245,6 +261,11 @@ impl fmt::Display for Cause {
                 say_asked(f, *asked_at)?;
                 f.write_str("; start one that claims it")
             }
+            Self::Held { flow, since, gate, reason, deployment } => {
+                let closed = (*gate, deployment.as_deref());
+                say_held(f, flow, closed, *since)?;
+                said(f, reason.as_deref())
+            }
             Self::Unowned {} => f.write_str("no process works on the store, so nothing in it runs"),
             Self::Abandoned { instance, attempt } => {
                 write!(f, "was running: attempt {attempt} ended with its instance {instance}")
@@ -291,6 +312,20 @@ impl fmt::Display for Cause {
             Self::Unknown {} => f.write_str("is open, and the store shows no job for it"),
         }
     }
+}
+
+fn say_held(
+    f: &mut fmt::Formatter<'_>,
+    flow: &str,
+    (gate, deployment): (Option<GateState>, Option<&str>),
+    since: Option<Timestamp>,
+) -> fmt::Result {
+    let state = gate.map_or("closed", GateState::as_str);
+    write!(f, "the run is held: the gate of `{flow}` is {state}")?;
+    if let Some(deployment) = deployment {
+        write!(f, " for the deployment {deployment}")?;
+    }
+    since.map_or(Ok(()), |since| write!(f, ", and it waits there since {since}"))
 }
 
 fn say_asked(f: &mut fmt::Formatter<'_>, asked_at: Option<Timestamp>) -> fmt::Result {

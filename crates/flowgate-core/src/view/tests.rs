@@ -3,6 +3,7 @@ use crate::commit::Due;
 use crate::decide::{self, Attempt, Outcome, Output, Report, Start};
 use crate::event::LeaseStamp;
 use crate::flow::FlowFile;
+use crate::gate::GateStamp;
 use crate::ids::{CommitId, JobId, LeaseToken, Position, RunId};
 
 const NOW: Timestamp = Timestamp(1_700_000_000_000);
@@ -41,6 +42,7 @@ impl Play {
             tags: std::collections::BTreeMap::new(),
             priority: None,
             due: Due::Now,
+            gate: GateStamp::default(),
         };
         let commit = decide::start(&flow, &start, CommitId(uuid::Uuid::from_u128(1)));
         let run = (*commit.record).clone();
@@ -144,7 +146,16 @@ fn standing<'a>(
     executor: &'a Executor,
 ) -> Standing<'a> {
     const NOTHING: &QueuesSeen = &QueuesSeen { paused: Vec::new(), served: None };
-    Standing { run, jobs, events, executor, limits: &[], workers: None, queues: NOTHING }
+    Standing {
+        run,
+        jobs,
+        events,
+        executor,
+        limits: &[],
+        workers: None,
+        queues: NOTHING,
+        gate: None,
+    }
 }
 
 const PENDING_TAIL: [&str; 4] = [

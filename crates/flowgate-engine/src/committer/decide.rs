@@ -117,6 +117,8 @@ fn reject(instance: &Instance, entry: &mut Entry, item: Item, rejection: Rejecti
         Rejection::RunEnded(_) => Some(Stop::Cancelled),
         Rejection::StepNotOpen(_) => Some(Stop::LeaseLost),
         Rejection::RunOpen(_)
+        | Rejection::RunHeld
+        | Rejection::RunNotHeld(_)
         | Rejection::SignalUnknown { .. }
         | Rejection::SignalsFull
         | Rejection::OutputInvalid(_)

@@ -118,6 +118,7 @@ impl Committer {
             Refusal::RunVersion => "another instance was first",
             Refusal::RunExists => "the run was started before",
             Refusal::LeaseLost(_) => "the lease was lost before the commit",
+            Refusal::GateMoved(_) => "the gate of the flow has moved",
             Refusal::TooLarge { .. } => "the commit is too large",
         };
         tracing::debug!(%run_id, %flow, instance = %config.instance, version, "{message}");
@@ -224,7 +225,7 @@ impl Committer {
     fn refused(&mut self, entry: &mut Entry, mut items: Vec<Item>, refusal: Refusal) {
         entry.phase = Phase::Idle;
         match refusal {
-            Refusal::RunVersion | Refusal::RunExists => {
+            Refusal::RunVersion | Refusal::RunExists | Refusal::GateMoved(_) => {
                 entry.refusals += 1;
                 if entry.refusals > REFUSALS_MAX {
                     items = answer_contended(items);
@@ -284,6 +285,13 @@ impl Committer {
         found: Result<Option<Arc<Run>>, StoreError>,
     ) {
         match found {
+            Ok(Some(run)) if run.revision != entry.flow.flow.revision => {
+                // It was moved to another revision, and with it every job of it.
+                entry.run = run;
+                entry.phase = Phase::Idle;
+                entry.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::LeaseLost));
+                entry.pending.drain(..).for_each(|item| refuse(item, CommitError::LeaseLost));
+            }
             Ok(Some(run)) => {
                 entry.note(&run);
                 entry.phase = Phase::Ready;
@@ -355,6 +363,7 @@ fn error_of(refusal: Refusal) -> CommitError {
         Refusal::RunExists => CommitError::RunExists,
         Refusal::RunVersion => CommitError::NoRun,
         Refusal::LeaseLost(_) => CommitError::LeaseLost,
+        Refusal::GateMoved(gate) => CommitError::GateMoved(gate),
         Refusal::TooLarge { bytes } => CommitError::TooLarge { bytes },
     }
 }

@@ -169,7 +169,7 @@ async fn never_more_than_two_of_a_key_run_at_once_and_other_keys_are_not_starved
     assert!(others < big / 10, "others {others:?}, limited {big:?}");
     for run_id in runs.keys() {
         let log = flowgate_store::whole_log(&*store, *run_id).await.unwrap();
-        assert_eq!(flowgate_core::check::check_run(&flow, *run_id, &log, None), []);
+        assert_eq!(flowgate_core::check::check_run(&[&flow], *run_id, &log, None), []);
     }
     let keys = ["big", "t0"].map(|t| format!("step/tenants/work/concurrency/input.tenant={t}"));
     for key in keys {

@@ -6,6 +6,7 @@ mod degradation;
 mod faults;
 mod flows;
 mod follow;
+mod gates;
 mod health;
 mod http;
 mod leases;

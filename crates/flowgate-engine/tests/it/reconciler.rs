@@ -49,7 +49,15 @@ async fn an_open_step_without_a_job_is_repaired_once() {
         let run_id = RunId::derived("f", &format!("planted {number}"));
         let (input, tags) = (payload(1), BTreeMap::new());
         let (priority, due) = (None, Due::Now);
-        let request = Start { run_id, input, key: None, tags, priority, due };
+        let request = Start {
+            run_id,
+            input,
+            key: None,
+            tags,
+            priority,
+            due,
+            gate: flowgate_core::gate::GateStamp::default(),
+        };
         let mut commit = start(&world.flow, &request, CommitIds::new(1).next());
         commit.jobs.clear();
         let outcomes = world.store.commit(vec![commit], None).await.unwrap();

@@ -454,6 +454,7 @@ async fn why(world: &World, run_id: RunId) -> String {
         executor: &Executor::Unknown,
         limits: &[],
         workers: Some(&workers),
+        gate: None,
         queues: &QueuesSeen::default(),
     };
     view::why(&world.flow, &standing, world.store.now().await.unwrap())[0].to_string()

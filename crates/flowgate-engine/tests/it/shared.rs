@@ -62,7 +62,7 @@ pub(crate) fn variable(name: &str) -> String {
 pub(crate) async fn checked_log(store: &dyn Store, flow: &Flow, run_id: RunId) -> Vec<Event> {
     let log = store.read_events(run_id, 0, 100_000).await.unwrap();
     let detail = store.read_run(run_id).await.unwrap().unwrap();
-    let violations = check::check_run(flow, run_id, &log, Some(&detail.row.run));
+    let violations = check::check_run(&[flow], run_id, &log, Some(&detail.row.run));
     assert!(violations.is_empty(), "{violations:#?}");
     assert!(check::check_ended(run_id, &log).is_none());
     log.into_iter().map(|stored| stored.event).collect()

@@ -78,7 +78,7 @@ impl World {
     pub(crate) async fn ended(&self, run_id: RunId) -> RunDetail {
         let detail = self.engine().wait(run_id).await.unwrap();
         let log = self.store.read_events(run_id, 0, 100_000).await.unwrap();
-        let violations = check::check_run(&self.flow, run_id, &log, Some(&detail.row.run));
+        let violations = check::check_run(&[&self.flow], run_id, &log, Some(&detail.row.run));
         assert!(violations.is_empty(), "{violations:#?}\n{:#?}", self.events(run_id).await);
         assert!(check::check_ended(run_id, &log).is_none());
         detail

@@ -51,7 +51,7 @@ impl Changes {
                     self.known.clear();
                 }
                 let flow = Arc::clone(&started.flow);
-                self.known.insert(run_id, Known { flow, may_wait: false });
+                self.known.insert(run_id, Known { flow, may_wait: started.hold.is_some() });
                 None
             }
             Event::StepWaiting { .. } => {
@@ -63,7 +63,9 @@ impl Changes {
             Event::RunCompleted {} => Some(RunStatus::Completed),
             Event::RunFailed { .. } => Some(RunStatus::Failed),
             Event::RunCancelled { .. } => Some(RunStatus::Cancelled),
-            Event::StepQueued { .. }
+            Event::RunReleased { .. }
+            | Event::RunMigrated(_)
+            | Event::StepQueued { .. }
             | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }

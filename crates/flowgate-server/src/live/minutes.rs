@@ -49,7 +49,10 @@ impl Minutes {
                 match row.run.status {
                     RunStatus::Completed => minutes.at(ended_at).completed += 1,
                     RunStatus::Failed => minutes.at(ended_at).failed += 1,
-                    RunStatus::Running | RunStatus::Waiting | RunStatus::Cancelled => {}
+                    RunStatus::Held
+                    | RunStatus::Running
+                    | RunStatus::Waiting
+                    | RunStatus::Cancelled => {}
                 }
             }
             match page.last() {
@@ -72,7 +75,9 @@ impl Minutes {
             Event::RunStarted(_) => self.at(stored.at).started += 1,
             Event::RunCompleted {} => self.at(stored.at).completed += 1,
             Event::RunFailed { .. } => self.at(stored.at).failed += 1,
-            Event::StepQueued { .. }
+            Event::RunReleased { .. }
+            | Event::RunMigrated(_)
+            | Event::StepQueued { .. }
             | Event::StepRepaired { .. }
             | Event::StepWaiting { .. }
             | Event::StepStarted { .. }

@@ -9,6 +9,8 @@ use utoipa::ToSchema;
 /// How many runs there are in each status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RunCounts {
+    /// Held at the gate of their flow.
+    pub held: u64,
     /// Running.
     pub running: u64,
     /// Waiting.
@@ -24,6 +26,8 @@ pub struct RunCounts {
 /// How many open runs there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OpenCounts {
+    /// Held at the gate of their flow.
+    pub held: u64,
     /// Running.
     pub running: u64,
     /// Waiting.

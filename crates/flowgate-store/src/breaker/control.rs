@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 
 use super::Breaker;
 use crate::StoreError;
 use crate::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
-    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
+    Control, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState,
+    QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
+    TermRef,
 };
 use crate::session::SessionLock;
 
@@ -82,6 +84,15 @@ impl Control for Breaker {
 
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         self.pass(self.inner.queue_stats()).await
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        self.pass(self.inner.set_gate(flow, gate, only_if_empty)).await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

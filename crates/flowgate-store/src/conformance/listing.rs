@@ -71,7 +71,7 @@ pub async fn runs_are_listed_by_flow_and_status(harness: &mut impl Harness) {
         let listed: HashSet<_> = ids(&world.list(&query).await).into_iter().collect();
         assert_eq!(listed, expected.iter().copied().collect(), "{flow:?} {statuses:?}");
     };
-    let open = [RunStatus::Running, RunStatus::Waiting];
+    let open = RunStatus::OPEN;
     check(None, &[], &[completed, cancelled, waiting, running]).await;
     check(Some("one"), &[], &[completed, cancelled]).await;
     check(Some("nobody"), &[], &[]).await;

@@ -51,7 +51,7 @@ pub async fn folding_the_log_gives_the_record(harness: &mut impl Harness) {
         let run_id = world.started(&flow, "1").await;
         world.finish(&flow, run_id).await;
         let events = world.events(run_id).await;
-        let folded = Run::fold(run_id, &flow, events.iter().map(|e| &e.event)).unwrap();
+        let folded = Run::fold(run_id, &[&flow], events.iter().map(|e| &e.event)).unwrap();
         assert_eq!(folded, *world.run(run_id).await.row.run);
     }
 }

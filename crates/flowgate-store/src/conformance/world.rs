@@ -8,7 +8,8 @@ use flowgate_core::commit::{Claimed, Commit, Due};
 use flowgate_core::decide::{self, Attempt, Outcome, Output, Report, Start};
 use flowgate_core::event::{ErrorKind, StepError, StoredEvent};
 use flowgate_core::flow::Flow;
-use flowgate_core::ids::{CommitIds, InstanceId, Position, RunId};
+use flowgate_core::gate::GateStamp;
+use flowgate_core::ids::{CommitId, CommitIds, InstanceId, Position, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use serde_json::json;
@@ -95,17 +96,23 @@ impl<'h, H: Harness> World<'h, H> {
     /// A commit that starts a run with this id.
     pub fn start_as(&self, flow: &Flow, run_id: RunId, input: &str) -> Commit {
         let input = Payload::parse(input).expect("the case wrote JSON");
-        let (priority, due) = (None, Due::Now);
-        let start = Start { run_id, input, key: None, tags: BTreeMap::new(), priority, due };
-        decide::start(flow, &start, self.ids.next())
+        decide::start(flow, &Start { input, ..new_start(run_id) }, self.ids.next())
+    }
+
+    /// A commit that starts a run with this id and knows this gate.
+    pub fn start_at(&self, flow: &Flow, run_id: RunId, gate: GateStamp) -> Commit {
+        decide::start(flow, &Start { gate, ..new_start(run_id) }, self.ids.next())
+    }
+
+    /// An id for a commit.
+    pub fn next_id(&self) -> CommitId {
+        self.ids.next()
     }
 
     /// A commit that starts a run with these tags.
     pub fn start_tagged(&self, flow: &Flow, tags: &[(&str, &str)]) -> Commit {
-        let input = Payload::parse("1").expect("this is JSON");
         let tags = tags.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        let run_id = RunId(Uuid::now_v7());
-        let start = Start { run_id, input, key: None, tags, priority: None, due: Due::Now };
+        let start = Start { tags, ..new_start(RunId(Uuid::now_v7())) };
         decide::start(flow, &start, self.ids.next())
     }
 
@@ -263,6 +270,18 @@ impl<'h, H: Harness> World<'h, H> {
             }
         }
         assert!(self.run(run_id).await.row.run.status.is_terminal(), "the run has ended");
+    }
+}
+
+fn new_start(run_id: RunId) -> Start {
+    Start {
+        run_id,
+        input: Payload::parse("1").expect("this is JSON"),
+        key: None,
+        tags: BTreeMap::new(),
+        priority: None,
+        due: Due::Now,
+        gate: GateStamp::default(),
     }
 }
 

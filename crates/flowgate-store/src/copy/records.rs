@@ -5,18 +5,20 @@
 
 use std::sync::Arc;
 
+use flowgate_core::gate::Gate;
 use flowgate_core::limits::PAGE_MAX;
 
 use super::{CopyError, count};
 use crate::control::{
-    Expect, RECORD_KINDS, RECORD_KINDS_OF_ONE_STORE, Record, RecordQuery, RecordWrite,
-    RecordsOutcome, over_limit,
+    Expect, GATE, GateOutcome, RECORD_KINDS, RECORD_KINDS_OF_ONE_STORE, Record, RecordQuery,
+    RecordWrite, RecordsOutcome, gate_of, over_limit,
 };
 use crate::{Store, StoreError};
 
 /// The kinds that a copy takes along.
 fn kinds() -> impl Iterator<Item = &'static str> {
-    RECORD_KINDS.into_iter().filter(|kind| !RECORD_KINDS_OF_ONE_STORE.contains(kind))
+    let is_taken = |kind: &&str| !RECORD_KINDS_OF_ONE_STORE.contains(kind);
+    RECORD_KINDS.into_iter().filter(is_taken).chain([GATE])
 }
 
 /// How many records `store` holds that a copy takes along.
@@ -74,6 +76,10 @@ async fn write(
     let keys: Vec<Arc<str>> = records.iter().map(|record| Arc::clone(&record.key)).collect();
     let there = to.read_records(kind, &keys).await?;
     let absent = records.into_iter().zip(there).filter(|(_, there)| there.is_none());
+    if kind == GATE {
+        let gates: Vec<Record> = absent.map(|(gate, _)| gate).collect();
+        return set_gates(to, &gates).await;
+    }
     let now = to.now().await?;
     let mut writes: Vec<RecordWrite> = absent
         .map(|(record, _)| RecordWrite {
@@ -103,4 +109,17 @@ async fn write(
         }
     }
     Ok(written)
+}
+
+/// A gate begins in the target with its first generation there.
+async fn set_gates(to: &dyn Store, gates: &[Record]) -> Result<u64, StoreError> {
+    for record in gates {
+        let gate = Gate { generation: 1, ..gate_of(Some(record))? };
+        let outcome = to.set_gate(&record.key, &gate, false).await?;
+        if outcome != GateOutcome::Set {
+            let message = format!("somebody sets the gate of `{}`", record.key);
+            return Err(StoreError::Unavailable { message, source: None });
+        }
+    }
+    Ok(count(gates.len()))
 }

@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 
 use super::{Call, Faulty};
 use crate::StoreError;
 use crate::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
-    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef,
+    Control, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState,
+    QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
+    TermRef,
 };
 use crate::session::SessionLock;
 
@@ -79,6 +81,15 @@ impl Control for Faulty {
 
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         self.pass(Call::Read, self.inner.queue_stats()).await
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        self.pass(Call::Records, self.inner.set_gate(flow, gate, only_if_empty)).await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

@@ -6,16 +6,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
 
 use super::MemoryStore;
 use crate::StoreError;
 use crate::control::{
-    Control, Expect, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats,
-    Record, RecordQuery, RecordWrite, RecordsOutcome, TERMS_KEPT_MAX, Term, TermAsk, TermOutcome,
-    TermRef, check_key, over_limit, prefix_end,
+    Control, Expect, GATE, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease,
+    PermitState, QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, TERMS_KEPT_MAX,
+    Term, TermAsk, TermOutcome, TermRef, check_key, gate_of, over_limit, prefix_end,
 };
 use crate::permits::Permits;
 
@@ -243,6 +245,34 @@ impl Control for MemoryStore {
 
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         Ok(self.state.lock().open.stats(self.clock.now()))
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        check_key(flow);
+        let mut state = self.state.lock();
+        let mut agreed = self.agreed.lock();
+        let found = agreed.record(GATE, flow);
+        let before = gate_of(found)?;
+        if found.is_some() && before == *gate {
+            return Ok(GateOutcome::Set);
+        }
+        if before.generation + 1 != gate.generation {
+            return Ok(GateOutcome::Changed);
+        }
+        if only_if_empty && state.open.holds_runs(flow) {
+            return Ok(GateOutcome::HoldsRuns);
+        }
+        let value = Payload::of(gate).expect("a gate's JSON form is within the limits");
+        let (key, expect) = (Arc::clone(flow), Expect::Anything);
+        let write = RecordWrite { kind: GATE, key, expect, value: Some(value), keep: None };
+        agreed.write(write, self.clock.now());
+        state.open.set_gate(Arc::clone(flow), gate.stamp());
+        Ok(GateOutcome::Set)
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

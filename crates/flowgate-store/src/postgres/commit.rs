@@ -1,9 +1,10 @@
 //! Commits as one statement over arrays.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Commit, Job};
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::{JobId, LeaseToken, RunId, StepIndex};
 use flowgate_core::limits::CLAIM_BATCH_MAX;
 use flowgate_core::payload::Payload;
@@ -14,6 +15,7 @@ use uuid::Uuid;
 
 use super::PostgresStore;
 use super::fault::Fault;
+use super::pool::Param;
 use super::rows::{
     JobRow, column, decode, encode_due, encode_kind, encode_queues, encode_tags, storable, to_int4,
     to_integer, to_ms, to_number,
@@ -25,6 +27,8 @@ use crate::{Claimant, CommitOutcome, Refusal, StoreError};
 /// Bytes of JSON that one statement carries, but for a single commit that has more.
 const CALL_BYTES_MAX: usize = 16 << 20;
 const DOING: &str = "committing";
+/// The verdict on a start at a gate that has moved. Nothing of its statement is applied.
+const GATE_MOVED: i16 = 5;
 
 /// A commit with its JSON, and its place in the batch of the caller.
 struct Encoded {
@@ -40,6 +44,8 @@ struct Answer {
     lost_steps: Vec<Option<i32>>,
     granted: Vec<Grant>,
     expires_at: Timestamp,
+    /// The gates that have moved, as JSON; empty for one that was never set.
+    gates: Vec<Option<String>>,
 }
 
 /// A job that was leased to the claimant.
@@ -64,8 +70,19 @@ impl PostgresStore {
             }
         }
         let mut slots = claimant.map_or(0, |claimant| claimant.slots.min(CLAIM_BATCH_MAX));
-        for round in rounds(encoded) {
+        let mut rounds = VecDeque::from(rounds(encoded));
+        while let Some(round) = rounds.pop_front() {
             let answer = self.send(&round, claimant, slots).await?;
+            if answer.verdicts.contains(&GATE_MOVED) {
+                let (moved, rest) = refuse_moved(round, &answer)?;
+                for (place, outcome) in moved {
+                    outcomes[place] = Some(outcome);
+                }
+                if !rest.is_empty() {
+                    rounds.push_front(rest);
+                }
+                continue;
+            }
             for (place, outcome) in self.outcomes(round, answer, claimant).await? {
                 if let CommitOutcome::Applied { handed_off } = &outcome {
                     slots = slots.saturating_sub(handed_off.len());
@@ -108,45 +125,45 @@ impl PostgresStore {
         let (queues, queues_not) = claimant.map_or((None, None), |c| encode_queues(&c.queues));
         let lease_ms = claimant.map_or(0, |claimant| to_ms(claimant.lease));
         let slots = to_int4(slots);
-        self.pool
-            .call_one(
-                DOING,
-                &self.sql.commit,
-                &[
-                    (&arrays.run_ids, Type::UUID_ARRAY),
-                    (&arrays.commit_ids, Type::UUID_ARRAY),
-                    (&arrays.befores, Type::INT8_ARRAY),
-                    (&arrays.counts, Type::INT4_ARRAY),
-                    (&arrays.statuses, Type::TEXT_ARRAY),
-                    (&arrays.are_ends, Type::BOOL_ARRAY),
-                    (&arrays.records, Type::TEXT_ARRAY),
-                    (&arrays.events, Type::TEXT_ARRAY),
-                    (&arrays.flows, Type::TEXT_ARRAY),
-                    (&arrays.revisions, Type::TEXT_ARRAY),
-                    (&arrays.keys, Type::TEXT_ARRAY),
-                    (&arrays.tags, Type::TEXT_ARRAY),
-                    (&arrays.leases_of, Type::INT4_ARRAY),
-                    (&arrays.leases_step, Type::INT4_ARRAY),
-                    (&arrays.leases_token, Type::INT8_ARRAY),
-                    (&arrays.changes_of, Type::INT4_ARRAY),
-                    (&arrays.changes_step, Type::INT4_ARRAY),
-                    (&arrays.changes_action, Type::TEXT_ARRAY),
-                    (&arrays.changes_kind, Type::TEXT_ARRAY),
-                    (&arrays.changes_queue, Type::TEXT_ARRAY),
-                    (&arrays.changes_priority, Type::INT2_ARRAY),
-                    (&arrays.changes_attempt, Type::INT8_ARRAY),
-                    (&arrays.changes_inputs, Type::TEXT_ARRAY),
-                    (&arrays.changes_after_ms, Type::INT8_ARRAY),
-                    (&arrays.changes_at, Type::INT8_ARRAY),
-                    (&queues_new, Type::TEXT_ARRAY),
-                    (&instance, Type::TEXT),
-                    (&queues, Type::TEXT_ARRAY),
-                    (&queues_not, Type::TEXT_ARRAY),
-                    (&slots, Type::INT4),
-                    (&lease_ms, Type::INT8),
-                ],
-            )
-            .await
+        let has_starts = arrays.gates.iter().any(Option::is_some);
+        let sql = if has_starts { &self.sql.commit_at_gates } else { &self.sql.commit };
+        let params: [Param<'_>; 32] = [
+            (&arrays.gates, Type::INT8_ARRAY),
+            (&arrays.run_ids, Type::UUID_ARRAY),
+            (&arrays.commit_ids, Type::UUID_ARRAY),
+            (&arrays.befores, Type::INT8_ARRAY),
+            (&arrays.counts, Type::INT4_ARRAY),
+            (&arrays.statuses, Type::TEXT_ARRAY),
+            (&arrays.are_ends, Type::BOOL_ARRAY),
+            (&arrays.records, Type::TEXT_ARRAY),
+            (&arrays.events, Type::TEXT_ARRAY),
+            (&arrays.flows, Type::TEXT_ARRAY),
+            (&arrays.revisions, Type::TEXT_ARRAY),
+            (&arrays.keys, Type::TEXT_ARRAY),
+            (&arrays.tags, Type::TEXT_ARRAY),
+            (&arrays.leases_of, Type::INT4_ARRAY),
+            (&arrays.leases_step, Type::INT4_ARRAY),
+            (&arrays.leases_token, Type::INT8_ARRAY),
+            (&arrays.changes_of, Type::INT4_ARRAY),
+            (&arrays.changes_step, Type::INT4_ARRAY),
+            (&arrays.changes_action, Type::TEXT_ARRAY),
+            (&arrays.changes_kind, Type::TEXT_ARRAY),
+            (&arrays.changes_queue, Type::TEXT_ARRAY),
+            (&arrays.changes_priority, Type::INT2_ARRAY),
+            (&arrays.changes_attempt, Type::INT8_ARRAY),
+            (&arrays.changes_inputs, Type::TEXT_ARRAY),
+            (&arrays.changes_after_ms, Type::INT8_ARRAY),
+            (&arrays.changes_at, Type::INT8_ARRAY),
+            (&queues_new, Type::TEXT_ARRAY),
+            (&instance, Type::TEXT),
+            (&queues, Type::TEXT_ARRAY),
+            (&queues_not, Type::TEXT_ARRAY),
+            (&slots, Type::INT4),
+            (&lease_ms, Type::INT8),
+        ];
+        // Without a start there is no gate to look at.
+        let params = if has_starts { &params[..] } else { &params[1..] };
+        self.pool.call_one(DOING, sql, params).await
     }
 
     /// The outcomes of a round, with the payloads of what was handed off.
@@ -155,7 +172,7 @@ impl PostgresStore {
         round: Vec<Encoded>,
         answer: Answer,
         claimant: Option<&Claimant>,
-    ) -> Result<Vec<(usize, CommitOutcome)>, StoreError> {
+    ) -> Result<Outcomes, StoreError> {
         let again = self.leased_again(&round, &answer, claimant).await?;
         let mut granted: HashMap<usize, Vec<Claimed>> = HashMap::new();
         for grant in &answer.granted {
@@ -163,7 +180,7 @@ impl PostgresStore {
             granted.entry(grant.of).or_default().push(claimed);
         }
         let mut older: Vec<Claimed> = again;
-        let mut outcomes: Vec<(usize, CommitOutcome)> = Vec::with_capacity(round.len());
+        let mut outcomes: Outcomes = Vec::with_capacity(round.len());
         for (of, encoded) in round.iter().enumerate() {
             let mut handed_off = Vec::new();
             for mut claimed in granted.remove(&of).unwrap_or_default() {
@@ -273,6 +290,28 @@ fn rounds(encoded: Vec<Encoded>) -> Vec<Vec<Encoded>> {
     rounds.into_iter().map(|(round, _)| round).collect()
 }
 
+/// Outcomes by the places of their commits in the batch of the caller.
+type Outcomes = Vec<(usize, CommitOutcome)>;
+
+/// The outcomes of the starts whose gates have moved, and what is to be sent again.
+fn refuse_moved(
+    round: Vec<Encoded>,
+    answer: &Answer,
+) -> Result<(Outcomes, Vec<Encoded>), StoreError> {
+    let (mut moved, mut rest) = (Vec::new(), Vec::new());
+    for (of, encoded) in round.into_iter().enumerate() {
+        if answer.verdicts[of] != GATE_MOVED {
+            rest.push(encoded);
+            continue;
+        }
+        let gate = answer.gates[of].as_deref().filter(|gate| !gate.is_empty());
+        let gate = gate.map_or_else(|| Ok(Gate::default()), decode);
+        let gate = gate.map_err(|fault: Fault| fault.into_error(DOING))?.stamp();
+        moved.push((encoded.place, CommitOutcome::Refused(Refusal::GateMoved(gate))));
+    }
+    Ok((moved, rest))
+}
+
 fn outcome(answer: &Answer, of: usize, commit: &Commit, handed_off: Vec<Claimed>) -> CommitOutcome {
     let refusal = match answer.verdicts[of] {
         0 | 1 => return CommitOutcome::Applied { handed_off },
@@ -332,11 +371,14 @@ impl Answer {
             // Places begin at 1 there.
             Grant { of: usize::try_from(of - 1).unwrap_or(0), step, token }
         });
+        // Without a start there is no such column.
+        let gates: Option<Vec<Option<String>>> = if row.len() > 6 { column(row, 6)? } else { None };
         Ok(Self {
             verdicts: column(row, 0)?,
             lost_steps: column(row, 1)?,
             granted: granted.collect(),
             expires_at: Timestamp(column(row, 5)?),
+            gates: gates.unwrap_or_default(),
         })
     }
 }
@@ -344,6 +386,7 @@ impl Answer {
 /// The parameters of the statement.
 #[derive(Default)]
 struct Arrays<'a> {
+    gates: Vec<Option<i64>>,
     run_ids: Vec<Uuid>,
     commit_ids: Vec<Uuid>,
     befores: Vec<i64>,
@@ -377,6 +420,7 @@ impl<'a> Arrays<'a> {
         let run = &commit.record;
         let before = commit.version_before();
         let is_start = before == 0;
+        self.gates.push(commit.gate().map(to_integer));
         self.run_ids.push(commit.run_id.0);
         self.commit_ids.push(commit.commit_id.0);
         self.befores.push(to_integer(before));

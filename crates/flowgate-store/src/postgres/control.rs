@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 
 use super::PostgresStore;
 use crate::StoreError;
 use crate::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
-    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef, check_key,
+    Control, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState,
+    QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
+    TermRef, check_key,
 };
 use crate::session::SessionLock;
 
@@ -78,6 +80,16 @@ impl Control for PostgresStore {
 
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         self.stats_of_queues().await
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        check_key(flow);
+        self.put_gate(flow, gate, only_if_empty).await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

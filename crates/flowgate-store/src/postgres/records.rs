@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use flowgate_core::gate::Gate;
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
@@ -15,7 +16,8 @@ use super::pool::Param;
 use super::rows::{column, storable, to_int4, to_integer, to_ms, to_number};
 use crate::StoreError;
 use crate::control::{
-    Expect, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef, over_limit, prefix_end,
+    Expect, GateOutcome, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef, over_limit,
+    prefix_end,
 };
 
 /// The columns that [`read_record`] takes.
@@ -34,6 +36,30 @@ impl PostgresStore {
         let writes = Writes::of(writes, under);
         let row = self.pool.call_one(DOING, &self.sql.write_records, &writes.params()).await?;
         read_outcome(&row).map_err(|fault| fault.into_error(DOING))
+    }
+
+    pub(super) async fn put_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        let doing = "setting a gate";
+        let generation = to_integer(gate.generation);
+        let value = serde_json::to_string(gate).expect("a gate has a JSON form");
+        let params = [
+            (&&**flow as _, Type::TEXT),
+            (&generation as _, Type::INT8),
+            (&value as _, Type::TEXT),
+            (&only_if_empty as _, Type::BOOL),
+        ];
+        let row = self.pool.call_one(doing, &self.sql.set_gate, &params).await?;
+        let outcome: i16 = column(&row, 0).map_err(|fault| fault.into_error(doing))?;
+        Ok(match outcome {
+            0 => GateOutcome::Set,
+            1 => GateOutcome::Changed,
+            _ => GateOutcome::HoldsRuns,
+        })
     }
 
     pub(super) async fn records_at(

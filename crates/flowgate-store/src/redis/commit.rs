@@ -9,6 +9,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Commit, Due, Guard, Job, JobChange};
+use flowgate_core::event::Event;
+use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{JobId, LeaseToken, RunId, StepIndex};
 use flowgate_core::limits::CLAIM_BATCH_MAX;
 use flowgate_core::run::Run;
@@ -161,7 +163,8 @@ impl Prepared {
     ) -> std::fmt::Result {
         let record = &self.commit.record;
         write!(shape, "{};", record.status.as_str())?;
-        if indexes > 0 || net.ends_run {
+        let is_pinned = |event: &Event| event.revision().is_some();
+        if net.ends_run || self.commit.events.iter().any(is_pinned) {
             write!(shape, "{}", record.steps.len())?;
         }
         shape.push(';');
@@ -182,7 +185,11 @@ impl Prepared {
                 NetChange::Remove => write!(shape, "r{step},")?,
             }
         }
-        write!(shape, ";{indexes};{}", if is_several { "s" } else { "" })
+        write!(shape, ";{indexes};{};", if is_several { "s" } else { "" })?;
+        match self.commit.gate() {
+            Some(generation) => write!(shape, "{generation}/{}", record.flow),
+            None => Ok(()),
+        }
     }
 
     /// What became of it.
@@ -211,6 +218,11 @@ impl Prepared {
                 return Ok(Answer::Refused(Refusal::LeaseLost(job_id)));
             }
             4 => handed_off = self.handed_off_before(reply)?,
+            5 => {
+                let (generation, is_closed) = (reply.number()?, reply.number::<u8>()? == 1);
+                let gate = GateStamp { generation, is_closed };
+                return Ok(Answer::Refused(Refusal::GateMoved(gate)));
+            }
             other => return Err(unreadable(format_args!("the outcome {other}"))),
         }
         Ok(Answer::Applied(handed_off))

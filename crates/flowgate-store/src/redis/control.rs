@@ -16,14 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 
 use super::RedisStore;
 use crate::StoreError;
 use crate::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
-    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef, check_key,
-    over_limit,
+    Control, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState,
+    QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
+    TermRef, check_key, over_limit,
 };
 
 #[async_trait]
@@ -97,6 +98,16 @@ impl Control for RedisStore {
 
     async fn queue_stats(&self) -> Result<Vec<QueueStats>, StoreError> {
         self.stats_of_queues().await
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        check_key(flow);
+        self.put_gate(flow, gate, only_if_empty).await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

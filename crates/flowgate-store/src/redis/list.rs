@@ -25,6 +25,12 @@ struct Question<'a> {
 
 impl<'a> Question<'a> {
     fn new(query: &'a RunQuery) -> Self {
+        if let ([RunStatus::Held], Some(flow), true) =
+            (query.statuses.as_slice(), &query.flow, query.tags.is_empty())
+        {
+            let indexes = vec![format!("held:{flow}")];
+            return Self { query, indexes, statuses: String::new() };
+        }
         let mut indexes: Vec<String> = query.flow.iter().map(|flow| flow_index(flow)).collect();
         indexes.extend(query.tags.iter().map(|(name, value)| tag_index(name, value)));
         let is_wanted = |status| query.statuses.contains(&status);
@@ -33,8 +39,7 @@ impl<'a> Question<'a> {
             if let Some(index) = status_index(&query.statuses) {
                 indexes.push(index.to_owned());
             } else {
-                let open = [RunStatus::Running, RunStatus::Waiting];
-                if query.statuses.iter().all(|status| open.contains(status)) {
+                if query.statuses.iter().all(|status| RunStatus::OPEN.contains(status)) {
                     indexes.push("open".to_owned());
                 }
                 let names: Vec<&str> = query.statuses.iter().map(|s| s.as_str()).collect();
@@ -66,9 +71,9 @@ impl<'a> Question<'a> {
 fn status_index(statuses: &[RunStatus]) -> Option<&'static str> {
     let is_wanted = |status| statuses.contains(&status);
     match RunStatus::ALL.map(is_wanted) {
-        [true, true, false, false, false] => Some("open"),
-        [false, false, false, true, false] => Some("failed"),
-        [false, false, false, false, true] => Some("cancelled"),
+        [true, true, true, false, false, false] => Some("open"),
+        [false, false, false, false, true, false] => Some("failed"),
+        [false, false, false, false, false, true] => Some("cancelled"),
         _ => None,
     }
 }
@@ -188,8 +193,8 @@ impl Terms {
             return None;
         }
         let is_wanted = |status| question.query.statuses.contains(&status);
-        let [running, waiting, completed, failed, cancelled] = RunStatus::ALL.map(is_wanted);
-        if running != waiting {
+        let [held, running, waiting, completed, failed, cancelled] = RunStatus::ALL.map(is_wanted);
+        if running != waiting || running != held {
             return None;
         }
         let parts = [(running, "open"), (failed, "failed"), (cancelled, "cancelled")];

@@ -56,6 +56,7 @@ scripts! {
     RELEASE_PERMITS: "permits" "release_permits",
     RELEASE_TERM: "release_term",
     RENEW: "renew",
+    SET_GATE: "set_gate",
     SWEEP: "sweep",
     SWEEP_RECORDS: "sweep_records",
     TAKE_PERMITS: "permits" "take_permits",

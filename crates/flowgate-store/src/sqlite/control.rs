@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use flowgate_core::gate::Gate;
 use flowgate_core::ids::JobId;
 use flowgate_core::time::Timestamp;
 use rusqlite::Connection;
@@ -16,9 +17,9 @@ use super::writer::Writer;
 use super::{Access, SqliteStore, permits, records, terms};
 use crate::StoreError;
 use crate::control::{
-    Control, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState, QueueStats, Record,
-    RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome, TermRef, check_key,
-    over_limit,
+    Control, GateOutcome, PermitAsk, PermitGrant, PermitOutcome, PermitRelease, PermitState,
+    QueueStats, Record, RecordQuery, RecordWrite, RecordsOutcome, Term, TermAsk, TermOutcome,
+    TermRef, check_key, over_limit,
 };
 
 impl SqliteStore {
@@ -139,6 +140,18 @@ impl Control for SqliteStore {
                 self.readers.read("counting jobs", move |file| queue_stats(file, now)).await
             }
         }
+    }
+
+    async fn set_gate(
+        &self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, StoreError> {
+        check_key(flow);
+        let (flow, gate) = (Arc::clone(flow), gate.clone());
+        let work = move |writer: &mut Writer| writer.set_gate(&flow, &gate, only_if_empty);
+        self.writer()?.submit("setting a gate", 1, work).await
     }
 
     async fn tell(&self, topic: &str) -> Result<(), StoreError> {

@@ -73,7 +73,9 @@ fn is_kept(event: &Event) -> bool {
         | Event::SignalReceived { .. }
         | Event::StateSet { .. }
         | Event::StepFailed { .. } => true,
-        Event::StepQueued { .. }
+        Event::RunReleased { .. }
+        | Event::RunMigrated(_)
+        | Event::StepQueued { .. }
         | Event::StepWaiting { .. }
         | Event::StepRepaired { .. }
         | Event::StepStarted { .. }

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use flowgate_core::gate::{Gate, GateStamp};
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
@@ -12,7 +13,8 @@ use super::fault::Fault;
 use super::rows::{to_integer, to_number};
 use super::writer::Writer;
 use crate::control::{
-    Expect, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef, prefix_end,
+    Expect, GATE, GateOutcome, Record, RecordQuery, RecordWrite, RecordsOutcome, TermRef, gate_of,
+    prefix_end,
 };
 
 const COLUMNS: &str = "key, version, value, written_at, expires_at";
@@ -69,6 +71,33 @@ impl Writer {
             }
         }
         Ok(RecordsOutcome::Written(versions.collect()))
+    }
+
+    /// Sets the gate of a flow, or says why not.
+    pub(super) fn set_gate(
+        &mut self,
+        flow: &Arc<str>,
+        gate: &Gate,
+        only_if_empty: bool,
+    ) -> Result<GateOutcome, Fault> {
+        let found = read(&self.connection, GATE, std::slice::from_ref(flow))?;
+        let found = found.into_iter().next().flatten();
+        let before = gate_of(found.as_ref()).map_err(Fault::unreadable)?;
+        if found.is_some() && before == *gate {
+            return Ok(GateOutcome::Set);
+        }
+        if before.generation + 1 != gate.generation {
+            return Ok(GateOutcome::Changed);
+        }
+        if only_if_empty && self.open.holds_runs(flow) {
+            return Ok(GateOutcome::HoldsRuns);
+        }
+        let value = Payload::of(gate).expect("a gate's JSON form is within the limits");
+        let (key, expect) = (Arc::clone(flow), Expect::Anything);
+        let write = RecordWrite { kind: GATE, key, expect, value: Some(value), keep: None };
+        let _written = self.write_records(&[write], None)?;
+        self.open.set_gate(Arc::clone(flow), gate.stamp());
+        Ok(GateOutcome::Set)
     }
 
     /// Versions that nobody has had and nobody will have again.
@@ -159,4 +188,18 @@ fn read_row(row: &Row<'_>) -> Result<Record, Fault> {
         written_at: Timestamp(row.get(3)?),
         expires_at: row.get::<_, Option<i64>>(4)?.map(Timestamp),
     })
+}
+
+/// The gates of flows that were ever set.
+pub(super) fn gates(connection: &Connection) -> Result<Vec<(Arc<str>, GateStamp)>, Fault> {
+    let sql = format!("SELECT {COLUMNS} FROM records WHERE kind = ?1");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query([GATE])?;
+    let mut gates = Vec::new();
+    while let Some(row) = rows.next()? {
+        let record = read_row(row)?;
+        let gate = gate_of(Some(&record)).map_err(Fault::unreadable)?;
+        gates.push((record.key, gate.stamp()));
+    }
+    Ok(gates)
 }

@@ -27,7 +27,7 @@ use super::fault::{Fault, closed};
 use super::owner::Ownership;
 use super::payloads::Payloads;
 use super::rows::{RUN_COLUMNS, read_open, to_integer, to_number};
-use super::{permits, terms};
+use super::{permits, records, terms};
 use crate::StoreError;
 use crate::clock::Clock;
 use crate::instances::Instances;
@@ -269,7 +269,7 @@ impl Writer {
         {
             let sql = format!(
                 "SELECT {RUN_COLUMNS}, jobs, run_number FROM runs \
-                 WHERE status IN ('running', 'waiting') ORDER BY run_number"
+                 WHERE status IN ('held', 'running', 'waiting') ORDER BY run_number"
             );
             let mut statement = self.connection.prepare_cached(&sql)?;
             let mut rows = statement.query([])?;
@@ -282,6 +282,9 @@ impl Writer {
                 kept.insert(run.run.run_id, Kept { run_number: row.get(6)?, payloads });
                 open.load(run, jobs, now);
             }
+        }
+        for (flow, gate) in records::gates(&self.connection)? {
+            open.set_gate(flow, gate);
         }
         let position_last: i64 = self.connection.query_row(
             "SELECT max(value, ifnull((SELECT position + count - 1 FROM log \

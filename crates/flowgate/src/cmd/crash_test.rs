@@ -295,7 +295,7 @@ async fn judge_run(
         return Ok(());
     };
     let log = whole_log(store, run_id).await?;
-    let mut found: Vec<Violation> = check_run(flow, run_id, &log, Some(&detail.row.run));
+    let mut found: Vec<Violation> = check_run(&[flow], run_id, &log, Some(&detail.row.run));
     found.extend(check_ended(run_id, &log));
     report.violations.extend(found.iter().map(ToString::to_string));
     let terminal = log.iter().filter(|stored| stored.event.is_terminal()).count();

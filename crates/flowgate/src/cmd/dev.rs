@@ -102,7 +102,7 @@ async fn greet(dev: &Dev<'_>, began: Instant) -> Result<(), Failure> {
         }
     };
     let query = RunQuery {
-        statuses: vec![RunStatus::Running, RunStatus::Waiting],
+        statuses: RunStatus::OPEN.to_vec(),
         limit: OPEN_COUNTED_MAX,
         ..RunQuery::default()
     };
@@ -202,8 +202,11 @@ impl Dev<'_> {
                 self.began.insert(applied.run_id, clock::instant());
                 let again =
                     started.retry_of.map(|run_id| format!(", a retry of {}", short(run_id)));
-                Some(format!("started{}", again.unwrap_or_default()))
+                let how = if started.hold.is_some() { "held" } else { "started" };
+                Some(format!("{how}{}", again.unwrap_or_default()))
             }
+            Event::RunReleased { revision } => Some(format!("goes on with {revision}")),
+            Event::RunMigrated(migrated) => Some(format!("moved to {}", migrated.revision)),
             Event::RunCompleted {} | Event::RunFailed { .. } | Event::RunCancelled { .. } => {
                 let took = took(self.began.remove(&applied.run_id));
                 Some(format!("{}{took}", Cell::status(applied.run.status)))

@@ -263,7 +263,7 @@ proptest! {
         }
         drain(&mut world);
         world.check_ended();
-        let folded = Run::fold(super::RUN, &world.flow, &world.events()).unwrap();
+        let folded = Run::fold(super::RUN, &world.flows(), &world.events()).unwrap();
         prop_assert_eq!(&folded, &**world.run.as_ref().unwrap());
         let entries = world.flow.steps.iter().filter(|s| s.needs == Needs::Start).count();
         prop_assert_eq!(entries, 1);

@@ -69,6 +69,7 @@ pub async fn counts(store: &dyn Store, flow: Option<&str>) -> Result<RunCounts, 
         store.count_runs(&RunQuery { flow, statuses: vec![status], ..RunQuery::default() }).await
     };
     Ok(RunCounts {
+        held: count(RunStatus::Held).await?,
         running: count(RunStatus::Running).await?,
         waiting: count(RunStatus::Waiting).await?,
         completed: count(RunStatus::Completed).await?,
@@ -229,7 +230,7 @@ async fn open_runs(
 ) -> Result<Option<HashMap<Revision, OpenCounts>>, StoreError> {
     let query = RunQuery {
         flow: lookup::flow_name(Some(flow)),
-        statuses: vec![RunStatus::Running, RunStatus::Waiting],
+        statuses: RunStatus::OPEN.to_vec(),
         limit: PAGE_MAX,
         ..RunQuery::default()
     };
@@ -242,6 +243,7 @@ async fn open_runs(
         let count = counts.entry(row.run.revision.clone()).or_default();
         match row.run.status {
             RunStatus::Waiting => count.waiting += 1,
+            RunStatus::Held => count.held += 1,
             RunStatus::Running
             | RunStatus::Completed
             | RunStatus::Failed

@@ -16,17 +16,18 @@
 --   key of the run, shape, version before (0 for a start), version after, record, row of the log;
 --   for each guard its token; for each job that is put `queue;job`;
 --   for a start its indexes as JSON, and then one by one.
---   A shape reads `status;steps;guards;changes;indexes;several`, and few differ in a batch. Steps
---   is their number where the run starts or ends, else empty; guards and changes have a comma
+--   A shape reads `status;steps;guards;changes;indexes;several;gate`, and few differ in a batch.
+--   Steps is their number where the run starts, ends or is pinned anew, else empty; guards and changes have a comma
 --   after each: a guard is a step, a change `rSTEP` (remove), `lSTEP DUE/ATTEMPT` (later) or
 --   `pSTEP DUE/ATTEMPT` (put; with `!` to be handed off), without the space, where DUE is `+` and
 --   a span or `@` and a time; indexes is their number; several is `s` where the call has more than
---   one commit of the run.
+--   one commit of the run; gate is `GENERATION/FLOW` where the run starts, else empty.
 -- Reply    time, deadline and token of what was handed off, 1 if the known position is not
 --   written, last position; then for each commit: 0 (applied, and handed off what was to be) | 1
 --   (the run is there) | 2 (it is at another version) | or an array: 0, and each step that was
 --   handed off | 3 (a lease is lost), step | 4 (applied before), record, and step, token, attempt,
---   deadline, job of each lease of its hand-off
+--   deadline, job of each lease of its hand-off | 5 (the gate is at another generation), that
+--   generation, whether it holds what starts (1, 0)
 local meta = call('HMGET', meta_key, 'clock_ms', 'position', 'token', 'partitions', 'partition',
   'due_wanted_until', 'feed_wanted_until')
 local now, us = clock(meta[1])
@@ -63,8 +64,8 @@ local function note(name, member, score)
 end
 
 local function read_shape(text)
-  local status, steps, guards, changes, names, several =
-    match(text, '^(%l+);(%d*);([%d,]*);([^;]*);(%d+);(s?)$')
+  local status, steps, guards, changes, names, several, gate =
+    match(text, '^(%l+);(%d*);([%d,]*);([^;]*);(%d+);(s?);(.*)$')
   local fields, places = { 'version', 'status' }, {}
   local function place(step)
     if not places[step] then
@@ -77,6 +78,14 @@ local function read_shape(text)
     is_several = several == 's', guards = {}, changes = {}, names = tonumber(names) }
   for step in string.gmatch(guards, '%d+') do
     shape.guards[#shape.guards + 1] = place(step)
+  end
+  if gate ~= '' then
+    local generation, flow = match(gate, '^(%d+)/(.*)$')
+    local there = call('HGET', prefix .. 'gates', flow) or '0;0'
+    shape.flow = flow
+    if match(there, '^%d+') ~= generation then
+      shape.moved = { 5, match(there, '^%d+'), match(there, '%d+$') }
+    end
   end
   local argument = 6 + #shape.guards
   for kind, step, due, attempt, is_wanted in
@@ -273,6 +282,12 @@ local function apply(at, shape, found)
     set[size + 1], set[size + 2], size = 'indexes', ARGV[names_at], size + 2
     for name = names_at + 1, names_at + shape.names do note(ARGV[name], id, now_text) end
     note('open', id, now_text)
+    if shape.status == 'held' then note('held:' .. shape.flow, id, now_text) end
+  elseif found[2] == 'held' then
+    note('held:' .. match(call('HGET', key, 'indexes'), '"flow:([^"]*)"'), sub(key, -36), false)
+  end
+  if found[1] and shape.steps ~= '' then
+    set[size + 1], set[size + 2], size = 'steps', shape.steps, size + 2
   end
   if shape.is_end then
     set[size + 1], set[size + 2], size = 'ended_at', now_text, size + 2
@@ -312,6 +327,7 @@ local function judge(at, shape, found, picture)
   if (found[1] or '0') ~= ARGV[at + 2] or ENDED[found[2]] then
     return refuse(at, shape, found, picture)
   end
+  if shape.moved then return shape.moved end
   local guards = shape.guards
   for index = 1, #guards do
     local state = found[guards[index]]

@@ -53,6 +53,10 @@ at = at + lines
 for index = 0, names - 1 do call('ZADD', prefix .. ARGV[at + index], ARGV[2], id) end
 if ARGV[3] == '' then
   call('ZADD', prefix .. 'open', ARGV[2], id)
+  if ARGV[4] == 'held' then
+    local flow = match(call('HGET', run_key, 'indexes'), '"flow:([^"]*)"')
+    call('ZADD', prefix .. 'held:' .. flow, ARGV[2], id)
+  end
 else
   call('ZADD', prefix .. (ARGV[5] == '1' and 'swept' or 'ended'), ARGV[3], id)
   if ARGV[4] ~= 'completed' then call('ZADD', prefix .. ARGV[4], ARGV[2], id) end

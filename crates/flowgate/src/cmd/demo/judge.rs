@@ -97,7 +97,7 @@ impl Judge {
 
     /// The runs that have not ended.
     pub(super) async fn open_runs(&self) -> Result<Vec<Arc<Run>>, Failure> {
-        let statuses = vec![RunStatus::Running, RunStatus::Waiting];
+        let statuses = RunStatus::OPEN.to_vec();
         let rows = listed(&self.store().await?, statuses).await?;
         Ok(rows.into_iter().map(|row| row.run).collect())
     }
@@ -153,7 +153,7 @@ impl Judge {
         if let Some(flow) = self.flows.get(&*run.flow)
             && !detail.row.events_removed
         {
-            let found = check_run(flow, run_id, &log, Some(run));
+            let found = check_run(&[flow], run_id, &log, Some(run));
             verdict.violations.extend(found.iter().map(ToString::to_string));
         }
         if run.status.is_terminal() {

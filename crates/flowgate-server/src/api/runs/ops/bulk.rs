@@ -48,7 +48,7 @@ pub async fn bulk(engine: &Engine, request: Bulk) -> Result<BulkDone, ApiError> 
 /// The statuses in which a run can be dealt with so.
 fn statuses_for(action: BulkAction) -> &'static [RunStatus] {
     match action {
-        BulkAction::Cancel => &[RunStatus::Running, RunStatus::Waiting],
+        BulkAction::Cancel => &RunStatus::OPEN,
         BulkAction::Retry => &[RunStatus::Failed, RunStatus::Cancelled],
     }
 }

@@ -140,7 +140,9 @@ fn note_times(item: &mut StepItem, stored: &StoredEvent) {
         | Event::StepFailed { .. }
         | Event::StepCancelled { .. }
         | Event::StepSkipped { .. } => item.ended_at = Some(stored.at.to_string()),
-        Event::RunStarted(_)
+        Event::RunReleased { .. }
+        | Event::RunMigrated(_)
+        | Event::RunStarted(_)
         | Event::StepQueued { .. }
         | Event::StepRepaired { .. }
         | Event::StepLost { .. }

@@ -113,7 +113,9 @@ impl Fold {
                     self.end(step, at, &end);
                 }
             }
-            Event::RunStarted(_)
+            Event::RunReleased { .. }
+            | Event::RunMigrated(_)
+            | Event::RunStarted(_)
             | Event::EventEmitted { .. }
             | Event::EventRepeated { .. }
             | Event::StateSet { .. }

@@ -58,7 +58,16 @@ pub(crate) async fn reasons(
     let workers = Some(&*workers);
     let queues = &queues_seen(store, now).await?;
     let (jobs, events, limits) = (&*jobs, &*events, &*limits);
-    let standing = Standing { run, jobs, events, executor, limits, workers, queues };
+    let gate = match run.status {
+        RunStatus::Held => Some(lookup::gate(store, &run.flow).await?),
+        RunStatus::Running
+        | RunStatus::Waiting
+        | RunStatus::Completed
+        | RunStatus::Failed
+        | RunStatus::Cancelled => None,
+    };
+    let gate = gate.as_ref();
+    let standing = Standing { run, jobs, events, executor, limits, workers, queues, gate };
     Ok(view::why(&flow, &standing, now))
 }
 

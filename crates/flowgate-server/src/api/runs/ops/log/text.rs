@@ -9,7 +9,15 @@ use flowgate_core::view::Brief;
 /// What an event says, on one line, for people.
 pub fn text(event: &Event) -> String {
     match event {
-        Event::RunStarted(started) => format!("input {}", started.input.get()),
+        Event::RunStarted(started) => {
+            let held = if started.hold.is_some() { "held, " } else { "" };
+            format!("{held}input {}", started.input.get())
+        }
+        Event::RunReleased { revision } => format!("on {revision}"),
+        Event::RunMigrated(migrated) => match &migrated.deployment {
+            Some(deployment) => format!("to {} by {deployment}", migrated.revision),
+            None => format!("to {}", migrated.revision),
+        },
         Event::StepQueued { .. }
         | Event::StepWaiting { .. }
         | Event::StepRepaired { .. }

@@ -1,0 +1,489 @@
+//! The gates of flows: what this instance knows of them, how they are set, and how what they held
+//! goes on.
+//!
+//! A start names the generation of the gate that this instance knows last. If the gate has moved the
+//! store refuses it and says where the gate is now, so nobody reads a gate before a start.
+//!
+//! What was held is released in the term of the leader, the oldest first, and the gate opens when
+//! the store sees that nothing is held any more:
+//!
+//! ```text
+//!   open ──hold──► holding ──let go──► replaying ──nothing is held──► open
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::commit::Commit;
+use flowgate_core::decide;
+use flowgate_core::gate::{Gate, GateStamp, GateState, HOLD_MAX};
+use flowgate_core::ids::RunId;
+use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::run::{Run, RunStatus};
+use flowgate_core::time::Timestamp;
+use flowgate_store::control::{GATE, GateOutcome, RecordQuery, gate_of};
+use flowgate_store::{CommitOutcome, Refusal, RunCursor, RunQuery, RunRow, StoreError};
+use futures_util::StreamExt;
+use parking_lot::RwLock;
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::clock;
+use crate::error::EngineError;
+use crate::flows::LoadedFlow;
+use crate::instance::{Applied, Instance};
+use crate::leadership::Reign;
+use crate::supervisor::{Engine, WeakEngine};
+
+/// The topic by which the leader is told that a gate was set.
+pub(crate) const TOPIC: &str = "gates";
+/// How long a gate that was set may go unnoticed by the leader if its hint is lost.
+const RELOAD_MAX: Duration = Duration::from_secs(3);
+/// How long a count of what a flow holds is good for; what is held here since is added.
+const COUNTED_FOR: Duration = Duration::from_secs(1);
+/// Held runs that are released by one call, and that are read at a time for it.
+const RELEASES_MAX: usize = 100;
+const READS_MAX: usize = 16;
+/// How often a gate is set again because somebody else has set it.
+const TRIES_MAX: usize = 20;
+/// Pauses between releases at a rate.
+const PACE: Duration = Duration::from_millis(100);
+
+/// What an instance knows of the gates.
+#[derive(Debug, Default)]
+pub(crate) struct Gates {
+    known: RwLock<HashMap<Arc<str>, GateStamp>>,
+    rooms: RwLock<HashMap<Arc<str>, Room>>,
+}
+
+/// How much a flow holds, as far as this instance knows.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    held: u64,
+    max: u64,
+    counted_at: Instant,
+}
+
+impl Gates {
+    /// The gate as a start should name it.
+    pub(crate) fn stamp(&self, flow: &str) -> GateStamp {
+        self.known.read().get(flow).copied().unwrap_or_default()
+    }
+
+    fn note(&self, flow: &Arc<str>, gate: GateStamp) {
+        let mut known = self.known.write();
+        let last = known.entry(Arc::clone(flow)).or_default();
+        if gate.generation > last.generation {
+            *last = gate;
+        }
+    }
+}
+
+impl Instance {
+    /// A gate is at this generation: another revision may be active since.
+    pub(crate) fn note_gate(&self, flow: &Arc<str>, gate: GateStamp) {
+        self.flows.forget_active(flow);
+        self.gates.rooms.write().remove(flow);
+        self.gates.note(flow, gate);
+    }
+}
+
+/// Refuses a start that the flow has no room to hold.
+///
+/// Each instance counts once a second and adds what it has held since, so several of them together
+/// may hold a little more.
+pub(crate) async fn check_room(instance: &Instance, flow: &Arc<str>) -> Result<(), EngineError> {
+    let now = clock::now();
+    let is_good = |room: &Room| now.saturating_duration_since(room.counted_at) < COUNTED_FOR;
+    let known = instance.gates.rooms.read().get(flow).copied().filter(is_good);
+    let mut room = if let Some(room) = known {
+        room
+    } else {
+        let gate = read(instance, flow).await?;
+        if !gate.state.is_closed() {
+            // It has opened, and the start will be told.
+            return Ok(());
+        }
+        let held = instance.store.count_runs(&held_of(flow)).await?;
+        Room { held, max: gate.hold_max, counted_at: now }
+    };
+    if room.held >= room.max {
+        instance.gates.rooms.write().insert(Arc::clone(flow), room);
+        return Err(EngineError::HoldFull { flow: Arc::clone(flow), max: room.max });
+    }
+    room.held += 1;
+    instance.gates.rooms.write().insert(Arc::clone(flow), room);
+    Ok(())
+}
+
+/// The gate of a flow, as the store has it.
+pub(crate) async fn read(instance: &Instance, flow: &Arc<str>) -> Result<Gate, EngineError> {
+    let found = instance.store.read_records(GATE, std::slice::from_ref(flow)).await?;
+    Ok(gate_of(found.first().and_then(Option::as_ref))?)
+}
+
+fn held_of(flow: &Arc<str>) -> RunQuery {
+    let (flow, statuses) = (Some(Arc::clone(flow)), vec![RunStatus::Held]);
+    RunQuery { flow, statuses, limit: PAGE_MAX, ..RunQuery::default() }
+}
+
+/// The held runs of a flow and when each was accepted, the oldest first.
+pub(crate) async fn held(
+    instance: &Instance,
+    flow: &Arc<str>,
+) -> Result<Vec<(Timestamp, RunId)>, EngineError> {
+    let mut query = held_of(flow);
+    let mut found: Vec<(Timestamp, RunId)> = Vec::new();
+    loop {
+        let page = instance.store.list_runs(&query).await?;
+        found.extend(page.iter().map(|row| (row.started_at, row.run.run_id)));
+        match page.last() {
+            Some(last) if page.len() == PAGE_MAX => {
+                let (started_at, run_id) = (last.started_at, last.run.run_id);
+                query.after = Some(RunCursor { started_at, run_id });
+            }
+            Some(_) | None => break,
+        }
+    }
+    found.reverse();
+    Ok(found)
+}
+
+/// How a flow is to be held.
+#[derive(Clone, Debug, Default)]
+pub struct HoldRequest {
+    /// Why, in the words of whoever asks.
+    pub reason: Option<Arc<str>>,
+    /// How many starts are held at most; [`HOLD_MAX`] if none.
+    pub hold_max: Option<u64>,
+    /// How long until it lets go by itself.
+    pub deadline: Option<Duration>,
+}
+
+/// How a flow's gate stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GateStanding {
+    /// The flow.
+    pub flow: Arc<str>,
+    /// The gate.
+    pub gate: Gate,
+    /// When it was set; none if it never was.
+    pub set_at: Option<Timestamp>,
+    /// How many runs it holds.
+    pub held: u64,
+    /// When the first of them was accepted.
+    pub oldest_at: Option<Timestamp>,
+}
+
+impl Engine {
+    /// How the gate of a flow stands.
+    pub async fn gate(&self, flow: &str) -> Result<GateStanding, EngineError> {
+        let (instance, flow): (_, Arc<str>) = (self.instance(), flow.into());
+        let found = instance.store.read_records(GATE, std::slice::from_ref(&flow)).await?;
+        let record = found.first().and_then(Option::as_ref);
+        let gate = gate_of(record)?;
+        let set_at = record.map(|record| record.written_at);
+        let waiting = held(instance, &flow).await?;
+        let held = u64::try_from(waiting.len()).expect("what fits in memory can be counted");
+        let oldest_at = waiting.first().map(|(accepted_at, _)| *accepted_at);
+        Ok(GateStanding { flow, gate, set_at, held, oldest_at })
+    }
+
+    /// The gates that were ever set, in the order of their flows.
+    pub async fn gates(&self) -> Result<Vec<GateStanding>, EngineError> {
+        let mut standings = Vec::new();
+        for (flow, _) in all(self.instance()).await? {
+            standings.push(self.gate(&flow).await?);
+        }
+        Ok(standings)
+    }
+
+    /// Holds the starts of a flow from now on: when this returns, none begins a run any more.
+    pub async fn hold(&self, flow: &str, request: HoldRequest) -> Result<Gate, EngineError> {
+        let flow = Arc::clone(&self.active_flow(flow).await?.name);
+        let now = self.store().now().await?;
+        let gate = self.set_gate_by(&flow, |gate| {
+            if gate.state.is_closed() {
+                return gate.clone();
+            }
+            Gate {
+                reason: request.reason.clone(),
+                hold_max: request.hold_max.unwrap_or(HOLD_MAX),
+                deadline: request.deadline.map(|after| now.plus(after)),
+                replay_rate: None,
+                deployment: None,
+                ..gate.then(GateState::Holding)
+            }
+        });
+        let gate = gate.await?;
+        if gate.deadline.is_some() {
+            self.store().tell(TOPIC).await?;
+        }
+        Ok(gate)
+    }
+
+    /// Lets what a flow holds go on, at most `rate` runs a second, and opens its gate when nothing
+    /// is held any more. The leader does so from now on.
+    pub async fn let_go(&self, flow: &str, rate: Option<u32>) -> Result<Gate, EngineError> {
+        let flow: Arc<str> = flow.into();
+        let gate = read(self.instance(), &flow).await?;
+        if gate.deployment.is_some() && gate.state.is_closed() {
+            return Err(EngineError::GateClosed { flow });
+        }
+        let gate = self.set_gate_by(&flow, |gate| match gate.state {
+            GateState::Open => gate.clone(),
+            GateState::Draining | GateState::Holding | GateState::Replaying => {
+                Gate { replay_rate: rate, deadline: None, ..gate.then(GateState::Replaying) }
+            }
+        });
+        let gate = gate.await?;
+        self.store().tell(TOPIC).await?;
+        Ok(gate)
+    }
+
+    /// Sets a gate to what `change` makes of it.
+    pub(crate) async fn set_gate_by(
+        &self,
+        flow: &Arc<str>,
+        change: impl Fn(&Gate) -> Gate,
+    ) -> Result<Gate, EngineError> {
+        let instance = self.instance();
+        for _ in 0..TRIES_MAX {
+            let gate = change(&read(instance, flow).await?);
+            if gate.generation == 0 {
+                return Ok(gate);
+            }
+            match instance.store.set_gate(flow, &gate, false).await? {
+                GateOutcome::Set => {
+                    instance.note_gate(flow, gate.stamp());
+                    return Ok(gate);
+                }
+                GateOutcome::Changed | GateOutcome::HoldsRuns => {}
+            }
+        }
+        Err(EngineError::Contended)
+    }
+}
+
+/// The gates that were ever set.
+async fn all(instance: &Instance) -> Result<Vec<(Arc<str>, Gate)>, EngineError> {
+    let (mut gates, mut after) = (Vec::new(), None);
+    loop {
+        let (prefix, limit) = ("".into(), PAGE_MAX);
+        let query = RecordQuery { kind: GATE, prefix, after, is_descending: false, limit };
+        let page = instance.store.list_records(&query).await?;
+        for record in &page {
+            gates.push((Arc::clone(&record.key), gate_of(Some(record))?));
+        }
+        match page.last() {
+            Some(last) if page.len() == PAGE_MAX => after = Some(Arc::clone(&last.key)),
+            Some(_) | None => return Ok(gates),
+        }
+    }
+}
+
+/// Lets go what is to be let go, until the term is over.
+pub(crate) async fn run(instance: Arc<Instance>, engine: WeakEngine, reign: Arc<Reign>) {
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+    while reign.is_held() {
+        match round(&instance, &engine, &reign).await {
+            Ok(wait_max) => {
+                backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+                // A hint that is lost costs no more than the wait.
+                drop(instance.store.wait_told(TOPIC, wait_max).await);
+            }
+            Err(error) => {
+                if backoff.tries() == 0 {
+                    tracing::warn!(%error, "what is held could not be let go; trying again");
+                }
+                backoff.wait().await;
+            }
+        }
+    }
+}
+
+/// Does what is to be done now; how long it takes at most until there is more.
+async fn round(
+    instance: &Arc<Instance>,
+    engine: &WeakEngine,
+    reign: &Reign,
+) -> Result<Duration, EngineError> {
+    let mut wait_max = RELOAD_MAX;
+    let mut now = None;
+    for (flow, gate) in all(instance).await? {
+        if gate.deployment.is_some() {
+            continue;
+        }
+        match (gate.state, gate.deadline) {
+            (GateState::Replaying, _) => replay(instance, reign, &flow, &gate).await?,
+            (GateState::Holding | GateState::Draining, Some(deadline)) => {
+                let now = match now {
+                    Some(now) => now,
+                    None => *now.insert(instance.store.now().await?),
+                };
+                wait_max = wait_max.min(deadline.since(now));
+                if now >= deadline {
+                    tracing::warn!(%flow, "the deadline of the hold is over; it lets go");
+                    let engine = engine.upgrade().ok_or(EngineError::Closed)?;
+                    engine.let_go(&flow, gate.replay_rate).await?;
+                }
+            }
+            (GateState::Holding | GateState::Draining, None) | (GateState::Open, _) => {}
+        }
+    }
+    Ok(wait_max)
+}
+
+/// Releases what a flow holds, the oldest first, and opens its gate when nothing is left.
+pub(crate) async fn replay(
+    instance: &Arc<Instance>,
+    reign: &Reign,
+    flow: &Arc<str>,
+    gate: &Gate,
+) -> Result<(), EngineError> {
+    while reign.is_held() {
+        let waiting = held(instance, flow).await?;
+        if waiting.is_empty() {
+            let open = Gate { reason: None, deployment: None, ..gate.then(GateState::Open) };
+            match instance.store.set_gate(flow, &open, true).await? {
+                GateOutcome::HoldsRuns => continue,
+                GateOutcome::Set => {
+                    instance.note_gate(flow, open.stamp());
+                    tracing::info!(%flow, "nothing is held any more; the gate is open");
+                    return Ok(());
+                }
+                // Somebody holds it anew, or has it wait again.
+                GateOutcome::Changed => return Ok(()),
+            }
+        }
+        let mut pace = Pace::new(gate.replay_rate);
+        let mut left = waiting.as_slice();
+        while !left.is_empty() && reign.is_held() {
+            let count = pace.next().await.min(left.len());
+            let (now, rest) = left.split_at(count);
+            release(instance, flow, now).await?;
+            left = rest;
+            if read(instance, flow).await?.generation != gate.generation {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How many runs are released at a time, and when.
+struct Pace {
+    rate: Option<u32>,
+    ticks: Option<tokio::time::Interval>,
+    /// What the rate has allowed and was not used, in tenths of a run.
+    saved: u32,
+}
+
+impl Pace {
+    fn new(rate: Option<u32>) -> Self {
+        let ticks = rate.map(|_| tokio::time::interval(PACE));
+        Self { rate, ticks, saved: 0 }
+    }
+
+    /// How many may be released now.
+    async fn next(&mut self) -> usize {
+        let (Some(rate), Some(ticks)) = (self.rate, &mut self.ticks) else { return RELEASES_MAX };
+        loop {
+            ticks.tick().await;
+            self.saved += rate.max(1);
+            let count = self.saved / 10;
+            if count > 0 {
+                self.saved %= 10;
+                return usize::try_from(count).unwrap_or(RELEASES_MAX).min(RELEASES_MAX);
+            }
+        }
+    }
+}
+
+/// Lets these runs go on, in their order; those that are not held any more stay as they are.
+pub(crate) async fn release(
+    instance: &Arc<Instance>,
+    flow: &Arc<str>,
+    runs: &[(Timestamp, RunId)],
+) -> Result<(), EngineError> {
+    let Instance { flows, store, workers, .. } = &**instance;
+    let active = flows.active(&**store, workers, flow).await.map_err(EngineError::Flow)?;
+    let active = active.ok_or_else(|| EngineError::NoFlow(Arc::clone(flow)))?;
+    let reads = futures_util::stream::iter(in_order(instance, runs).await?);
+    let mut reads = reads.map(|run_id| store.read_run(run_id)).buffered(READS_MAX);
+    let mut commits: Vec<Commit> = Vec::new();
+    while let Some(read) = reads.next().await {
+        let Some(detail) = read? else { continue };
+        let RunRow { run, started_at, .. } = detail.row;
+        let commit_id = instance.commit_ids.next();
+        // One that is not held any more was cancelled, or released by a leader before this one.
+        if let Ok(commit) = decide::release(&active.flow, &run, started_at, commit_id) {
+            commits.push(commit);
+        }
+    }
+    drop(reads);
+    commit_all(instance, &active, commits).await
+}
+
+/// The runs in the order in which they were accepted: of those with the same time, their places in
+/// the feed tell.
+async fn in_order(
+    instance: &Instance,
+    runs: &[(Timestamp, RunId)],
+) -> Result<Vec<RunId>, StoreError> {
+    let mut ordered = Vec::with_capacity(runs.len());
+    for same in runs.chunk_by(|one, other| one.0 == other.0) {
+        if let [(_, run_id)] = same {
+            ordered.push(*run_id);
+            continue;
+        }
+        let mut placed = Vec::with_capacity(same.len());
+        for (_, run_id) in same {
+            let first = instance.store.read_events(*run_id, 0, 1).await?;
+            placed.push((first.first().map(|event| event.position), *run_id));
+        }
+        placed.sort();
+        ordered.extend(placed.into_iter().map(|(_, run_id)| run_id));
+    }
+    Ok(ordered)
+}
+
+/// Sends commits that nobody on this instance waits for, again until the store has answered.
+pub(crate) async fn commit_all(
+    instance: &Arc<Instance>,
+    flow: &LoadedFlow,
+    commits: Vec<Commit>,
+) -> Result<(), EngineError> {
+    if commits.is_empty() {
+        return Ok(());
+    }
+    let outcomes = instance.store.commit(commits.clone(), None).await?;
+    for (commit, outcome) in commits.into_iter().zip(outcomes) {
+        match outcome {
+            CommitOutcome::Applied { .. } => tell(instance, commit),
+            // Whoever was first has decided about the run.
+            CommitOutcome::Refused(Refusal::RunVersion) => {}
+            CommitOutcome::Refused(refusal) => {
+                let run_id = commit.run_id;
+                let flow = &flow.flow.name;
+                tracing::warn!(%run_id, %flow, ?refusal, "a held run was not let go");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tells whoever listens on this instance of a commit that did not go through its committer.
+fn tell(instance: &Instance, commit: Commit) {
+    let Commit { run_id, events, record, .. } = commit;
+    instance.metrics.commits.applied.increment(1);
+    let Run { status, .. } = &*record;
+    if let Some(ended) = instance.metrics.runs_ended.of(*status) {
+        ended.increment(1);
+        instance.ends.ended(&record);
+    }
+    let applied = Applied { run_id, run: record, at: clock::wall(), events };
+    // Nobody may be listening.
+    drop(instance.live.send(Arc::new(applied)));
+}
