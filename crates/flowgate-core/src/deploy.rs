@@ -23,12 +23,15 @@
 //! - **Runs** stay on their revision, except those that a checkpoint moves; the plan says which.
 
 mod figures;
+mod file;
 pub mod machine;
 pub mod plan;
 mod record;
 mod settings;
+pub mod smoke;
 
 pub use figures::{Delta, EndedRun, Figures};
+pub use file::{AlertsFile, CanaryFile, DeployFile, ExpectFile, SmokeTestFile, WantedFile};
 pub use machine::{Next, Seen, next};
 pub use plan::{Fate, Plan, Refusal, plan};
 pub use record::{
