@@ -27,6 +27,7 @@ mod file;
 pub mod machine;
 pub mod plan;
 mod record;
+pub mod report;
 mod settings;
 pub mod smoke;
 
@@ -38,6 +39,7 @@ pub use record::{
     Counts, Deployment, DeploymentId, FORMAT, Phase, PhaseTime, Request, RollbackReason,
     SmokeMismatch, SmokeResult, Verdict,
 };
+pub use report::{Conservation, Report};
 pub use settings::{
     Alerts, Canary, Expectation, ExpectedStatus, Migration, ReplayRate, Settings, Share,
     ShareError, SmokeTest, Strategy, Wanted,
