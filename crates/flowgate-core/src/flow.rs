@@ -35,6 +35,7 @@ mod validate;
 pub use build::{FlowBuilder, StepBuilder};
 pub use diff::{Change, FieldChange, diff};
 pub use input::{InputProblem, Violation};
+pub(crate) use input::{compile_schema, shortened};
 pub use limit::{
     Amount, ConcurrencyFile, DebounceFile, KeyPath, KeyPathError, LimitName, RateFile,
     SingletonFile, StepLimit, queue_concurrency_key, queue_rate_key,
@@ -42,6 +43,7 @@ pub use limit::{
 pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
+pub(crate) use parse::{Words, placed, read};
 pub use schema::schema;
 pub use secret::{SecretError, SecretPart, is_secret_name, secret_parts};
 

@@ -9,6 +9,7 @@ pub mod check;
 pub mod commit;
 pub mod debounce;
 pub mod decide;
+pub mod deploy;
 pub mod event;
 pub mod flow;
 pub mod gate;

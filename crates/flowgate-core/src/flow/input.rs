@@ -128,13 +128,13 @@ fn follow(path: &Path, value: &Value, pointer: &str) -> Path {
 
 /// The check that a schema describes. It fetches nothing, and its patterns take time in proportion
 /// to the text they look at.
-pub(super) fn compile_schema(
+pub(crate) fn compile_schema(
     schema: &Value,
 ) -> Result<Validator, jsonschema::ValidationError<'static>> {
     jsonschema::options().offline().with_pattern_options(PatternOptions::regex()).build(schema)
 }
 
-fn shortened(mut text: String) -> String {
+pub(crate) fn shortened(mut text: String) -> String {
     if text.len() > VIOLATION_BYTES_MAX {
         let end = (0..=VIOLATION_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at));
         text.truncate(end.unwrap_or(0));

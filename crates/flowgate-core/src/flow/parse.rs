@@ -5,6 +5,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::options::DuplicateKeyPolicy;
 use serde_saphyr::{Error, MessageFormatter, Options, UserMessageFormatter};
@@ -76,39 +77,56 @@ impl Flow {
     /// Reads a flow file in YAML or JSON.
     pub fn parse(text: &str) -> Result<Self, FlowErrors> {
         let file = FlowFile::parse(text)?;
-        Self::new(file).map_err(|problems| {
-            let places = locate::places(text);
-            let mut errors: Vec<FlowError> = problems
-                .into_iter()
-                .map(|problem| {
-                    let (line, column) = places.find(&problem.path);
-                    FlowError { line, column, problem }
-                })
-                .collect();
-            errors.sort_by_key(|error| (error.line, error.column));
-            FlowErrors(errors)
-        })
+        Self::new(file).map_err(|problems| placed(text, problems))
     }
 }
 
 impl FlowFile {
     /// Reads the form of a flow file, without the rules of [`FlowFile::validate`].
     pub fn parse(text: &str) -> Result<Self, FlowErrors> {
-        if text.len() > FLOW_FILE_BYTES_MAX {
-            let message =
-                format!("{} bytes are over the limit of {FLOW_FILE_BYTES_MAX}", text.len());
-            return Err(one(1, 1, message, "split the flow"));
-        }
-        serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
-            let (line, column) =
-                error.location().map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
-            let (message, remedy) = match misfit(&error) {
-                Some(wanted) => explain_misfit(text, (line, column), wanted),
-                None => explain(&error),
-            };
-            one(line, column, message, remedy)
-        })
+        read(text, &Words { what: "flow", top: "a mapping with `flow` and `steps`", belongs })
     }
+}
+
+/// How errors speak of a kind of file.
+pub(crate) struct Words {
+    /// What it is.
+    pub(crate) what: &'static str,
+    /// What stands at its top.
+    pub(crate) top: &'static str,
+    /// What belongs at a place that holds a mapping.
+    pub(crate) belongs: fn(&[&str]) -> Option<&'static str>,
+}
+
+/// Reads the form of a file.
+pub(crate) fn read<T: DeserializeOwned>(text: &str, words: &Words) -> Result<T, FlowErrors> {
+    if text.len() > FLOW_FILE_BYTES_MAX {
+        let message = format!("{} bytes are over the limit of {FLOW_FILE_BYTES_MAX}", text.len());
+        return Err(one(1, 1, message, format!("split the {}", words.what)));
+    }
+    serde_saphyr::from_str_with_options(text, options()).map_err(|error| {
+        let (line, column) =
+            error.location().map_or((1, 1), |at| (at.line().max(1), at.column().max(1)));
+        let (message, remedy) = match misfit(&error) {
+            Some(wanted) => explain_misfit(text, (line, column), wanted, words),
+            None => explain(&error, words),
+        };
+        one(line, column, message, remedy)
+    })
+}
+
+/// Gives each problem its place in the text.
+pub(crate) fn placed(text: &str, problems: Vec<Problem>) -> FlowErrors {
+    let places = locate::places(text);
+    let mut errors: Vec<FlowError> = problems
+        .into_iter()
+        .map(|problem| {
+            let (line, column) = places.find(&problem.path);
+            FlowError { line, column, problem }
+        })
+        .collect();
+    errors.sort_by_key(|error| (error.line, error.column));
+    FlowErrors(errors)
 }
 
 fn one(line: u64, column: u64, message: String, remedy: impl Into<String>) -> FlowErrors {
@@ -143,7 +161,12 @@ fn misfit(error: &Error) -> Option<&'static str> {
 }
 
 /// Names the value at this place, and what belongs there.
-fn explain_misfit(text: &str, (line, column): (u64, u64), wanted: &str) -> (String, String) {
+fn explain_misfit(
+    text: &str,
+    (line, column): (u64, u64),
+    wanted: &str,
+    words: &Words,
+) -> (String, String) {
     let path = locate::places(text).path_at((line, column));
     let at = |number: u64| usize::try_from(number - 1).unwrap_or(usize::MAX);
     let rest: String =
@@ -156,21 +179,23 @@ fn explain_misfit(text: &str, (line, column): (u64, u64), wanted: &str) -> (Stri
         Some('{') => "a mapping".to_owned(),
         Some(_) => format!("`{}`", rest[..end].trim().escape_debug()),
     };
-    let remedy = path.as_ref().and_then(belongs).map_or_else(|| request(wanted), str::to_owned);
+    let belongs = path.as_ref().and_then(|path| (words.belongs)(&keys(path)));
+    let remedy = belongs.map_or_else(|| request(wanted), str::to_owned);
     (format!("{found} does not fit here"), remedy)
 }
 
-/// What belongs at a place that holds a mapping.
-fn belongs(path: &Path) -> Option<&'static str> {
-    let keys: Vec<&str> = path
-        .0
-        .iter()
-        .map(|part| match part {
-            PathPart::Key(key) => key.as_str(),
-            PathPart::Index(_) => "",
-        })
-        .collect();
-    match keys.as_slice() {
+/// The keys of a path, with an empty one for a place in a list.
+fn keys(path: &Path) -> Vec<&str> {
+    let parts = path.0.iter().map(|part| match part {
+        PathPart::Key(key) => key.as_str(),
+        PathPart::Index(_) => "",
+    });
+    parts.collect()
+}
+
+/// What belongs at a place of a flow file that holds a mapping.
+fn belongs(keys: &[&str]) -> Option<&'static str> {
+    match keys {
         [] => Some("write a flow: a mapping with `flow` and `steps`"),
         ["steps"] => {
             Some("write the steps by their names, such as `start: {run: {worker: start}}`")
@@ -202,9 +227,10 @@ fn belongs(path: &Path) -> Option<&'static str> {
 
 /// The cause and the way out of an error of the reader.
 #[expect(clippy::wildcard_enum_match_arm, reason = "the reader's errors grow with its versions")]
-fn explain(error: &Error) -> (String, String) {
+fn explain(error: &Error, words: &Words) -> (String, String) {
+    let what = words.what;
     match error {
-        Error::AliasError { error, .. } => explain(error),
+        Error::AliasError { error, .. } => explain(error, words),
         Error::SerdeUnknownField { field, expected, .. } => {
             (format!("unknown field `{}`", field.escape_debug()), known(field, expected))
         }
@@ -233,19 +259,15 @@ fn explain(error: &Error) -> (String, String) {
                 key.as_ref().map_or(String::new(), |key| format!(" `{}`", key.escape_debug()));
             (format!("the key{key} is there twice"), "remove one, or rename it".to_owned())
         }
-        Error::Eof { .. } => (
-            "the file ends before the flow does".to_owned(),
-            "write a mapping with `flow` and `steps`".to_owned(),
-        ),
-        Error::MultipleDocuments { .. } => (
-            "there is more than one document".to_owned(),
-            "keep one flow in a file, without `---` between".to_owned(),
-        ),
+        Error::Eof { .. } => {
+            (format!("the file ends before the {what} does"), format!("write {}", words.top))
+        }
+        Error::MultipleDocuments { .. } => too_many_documents(what),
         Error::UnknownAnchor { .. } => (
             "the alias has no anchor".to_owned(),
             "set it before with `&name`, or quote the text".to_owned(),
         ),
-        Error::Budget { breach, .. } => explain_budget(breach),
+        Error::Budget { breach, .. } => explain_budget(breach, what),
         Error::AliasReplayLimitExceeded { .. }
         | Error::AliasExpansionLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
@@ -255,23 +277,27 @@ fn explain(error: &Error) -> (String, String) {
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the reader's limits grow with its versions")]
-fn explain_budget(breach: &BudgetBreach) -> (String, String) {
+fn explain_budget(breach: &BudgetBreach, what: &str) -> (String, String) {
     match breach {
         BudgetBreach::Depth { .. } => {
             (format!("the file nests more than {DEPTH_MAX} levels deep"), "flatten it".to_owned())
         }
-        BudgetBreach::Documents { .. } => (
-            "there is more than one document".to_owned(),
-            "keep one flow in a file, without `---` between".to_owned(),
-        ),
+        BudgetBreach::Documents { .. } => too_many_documents(what),
         BudgetBreach::Aliases { .. }
         | BudgetBreach::Anchors { .. }
         | BudgetBreach::AliasAnchorRatio { .. }
         | BudgetBreach::RecordedAnchorEvents { .. }
         | BudgetBreach::RecordedAnchorBytes { .. }
         | BudgetBreach::MergeKeys { .. } => too_many_aliases(),
-        _ => ("the file has too many parts".to_owned(), "split the flow".to_owned()),
+        _ => ("the file has too many parts".to_owned(), format!("split the {what}")),
     }
+}
+
+fn too_many_documents(what: &str) -> (String, String) {
+    (
+        "there is more than one document".to_owned(),
+        format!("keep one {what} in a file, without `---` between"),
+    )
 }
 
 fn too_many_aliases() -> (String, String) {

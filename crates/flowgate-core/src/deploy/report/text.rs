@@ -1,0 +1,108 @@
+//! A report as a plain text of aligned columns.
+
+use std::fmt::{self, Write};
+
+use super::{Report, RunList, counted, rows};
+use crate::deploy::figures::Figures;
+
+pub(super) fn render(report: &Report) -> String {
+    let mut text = String::new();
+    write_report(&mut text, report).expect("a string takes what is written to it");
+    text
+}
+
+fn write_report(text: &mut String, report: &Report) -> fmt::Result {
+    writeln!(text, "deployment  {}", line(&report.deployment_id.0))?;
+    writeln!(text, "flow        {}", line(&report.flow))?;
+    writeln!(text, "revision    {} -> {} ({})", report.from, report.to, report.strategy)?;
+    if let Some(author) = &report.author {
+        writeln!(text, "author      {}", line(author))?;
+    }
+    if let Some(note) = &report.note {
+        writeln!(text, "note        {}", line(note))?;
+    }
+    writeln!(text, "began       {}", report.began_at)?;
+    writeln!(text, "took        {} ms", report.took_ms())?;
+    let phases: Vec<&str> = report.phases.iter().map(|entered| entered.phase.as_str()).collect();
+    writeln!(text, "phases      {}", phases.join(" > "))?;
+    write_figures(text, report)?;
+    writeln!(text)?;
+    for (what, count) in counted(&report.counts) {
+        writeln!(text, "{what:<20}{count:>12}")?;
+    }
+    write_conservation(text, report)?;
+    write_smoke(text, report)?;
+    for alert in &report.alerts {
+        writeln!(text, "\nalert: {}", line(alert))?;
+    }
+    writeln!(text, "\n{}", line(&report.status_line()))
+}
+
+fn write_figures(text: &mut String, report: &Report) -> fmt::Result {
+    let nothing = Figures::default();
+    let before = report.before.as_ref();
+    let after = report.after.as_ref();
+    if before.is_none() && after.is_none() {
+        return Ok(());
+    }
+    writeln!(text, "\n{:<20}{:>12}{:>12}{:>12}", "", "before", "after", "delta")?;
+    for row in rows(before.unwrap_or(&nothing), after.unwrap_or(&nothing)) {
+        let digits = row.digits;
+        let cell = |number: f64, is_known: bool| {
+            if is_known { format!("{number:.digits$}") } else { "-".to_owned() }
+        };
+        let was = cell(row.before, before.is_some());
+        let is = cell(row.after, after.is_some());
+        let delta = match report.delta {
+            Some(_) => format!("{:+.digits$}", row.after - row.before),
+            None => "-".to_owned(),
+        };
+        writeln!(text, "{:<20}{was:>12}{is:>12}{delta:>12}", row.what)?;
+    }
+    Ok(())
+}
+
+fn write_conservation(text: &mut String, report: &Report) -> fmt::Result {
+    let Some(sum) = &report.conservation else { return Ok(()) };
+    let sign = if sum.holds() { "=" } else { "!=" };
+    writeln!(
+        text,
+        "\nreceived {} {sign} finished {} + running {} + held {} + refused {}",
+        sum.received, sum.finished, sum.running, sum.held, sum.refused
+    )?;
+    for (what, list) in [("lost", &sum.lost), ("doubled", &sum.doubled), ("unknown", &sum.unknown)]
+    {
+        write_runs(text, what, list)?;
+    }
+    Ok(())
+}
+
+fn write_runs(text: &mut String, what: &str, list: &RunList) -> fmt::Result {
+    for run_id in &list.runs {
+        writeln!(text, "  {what} {run_id}")?;
+    }
+    let named = u64::try_from(list.runs.len()).unwrap_or(u64::MAX);
+    match list.count.saturating_sub(named) {
+        0 => Ok(()),
+        more => writeln!(text, "  {what} and {more} more"),
+    }
+}
+
+fn write_smoke(text: &mut String, report: &Report) -> fmt::Result {
+    if !report.smoke.is_empty() {
+        writeln!(text)?;
+    }
+    for result in &report.smoke {
+        let verdict = if result.has_passed() { "passed" } else { "failed" };
+        writeln!(text, "smoke test {} {verdict}", line(&result.name))?;
+        for mismatch in &result.mismatches {
+            writeln!(text, "  {}", line(&mismatch.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// A text that somebody else wrote, on one line and without what a terminal would obey.
+fn line(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
