@@ -201,7 +201,7 @@ steps:
             serde_json::from_str(&text).expect("the test's event is read")
         };
         let events: Vec<Event> = std::iter::once(&started).chain(rest).map(event).collect();
-        let run = Run::fold(run_id, &flow, &events).expect("the test's log is folded");
+        let run = Run::fold(run_id, &[&flow], &events).expect("the test's log is folded");
         let stored = |(seq, event)| {
             let position = Position::counted(seq);
             StoredEvent { position, run_id, seq, at: Timestamp(0), event }
