@@ -198,6 +198,7 @@ impl<'a> Checker<'a> {
             Event::RunStarted(_)
             | Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepRepaired { .. }
             | Event::StepStarted { .. }
             | Event::StepLost { .. }
@@ -254,6 +255,7 @@ impl<'a> Checker<'a> {
             | Event::RunStarted(_)
             | Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
             | Event::StepRepaired { .. }

@@ -27,7 +27,7 @@ mod tests;
 mod world;
 
 pub use hold::release;
-pub use migrate::{MovedJob, Renames, Unmappable, migrate, place};
+pub use migrate::{MovedJob, Renames, Unmappable, checkpoint, migrate, place};
 pub use retry_run::{RetryAs, retry};
 
 /// Something that happened to a run.

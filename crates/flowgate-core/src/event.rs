@@ -34,6 +34,14 @@ pub enum Event {
     /// The run goes on, on another revision.
     #[serde(rename = "run.migrated")]
     RunMigrated(Box<RunMigrated>),
+    /// What is open of the run was given up, for it to go on when a deployment has ended.
+    #[serde(rename = "run.checkpointed")]
+    RunCheckpointed {
+        /// The deployment.
+        deployment: Arc<str>,
+        /// When it goes on by itself, if nobody has let it.
+        until: Timestamp,
+    },
     /// A step became due.
     #[serde(rename = "step.queued")]
     StepQueued {
@@ -332,6 +340,7 @@ impl Event {
             Self::RunStarted(_) => "run.started",
             Self::RunReleased { .. } => "run.released",
             Self::RunMigrated(_) => "run.migrated",
+            Self::RunCheckpointed { .. } => "run.checkpointed",
             Self::StepQueued { .. } => "step.queued",
             Self::StepRepaired { .. } => "step.repaired",
             Self::StepWaiting { .. } => "step.waiting",
@@ -380,6 +389,7 @@ impl Event {
             Self::RunStarted(_)
             | Self::RunReleased { .. }
             | Self::RunMigrated(_)
+            | Self::RunCheckpointed { .. }
             | Self::SignalReceived { .. }
             | Self::RunCompleted {}
             | Self::RunCancelled { .. } => None,
@@ -398,6 +408,7 @@ impl Event {
             Self::RunStarted(_)
             | Self::RunReleased { .. }
             | Self::RunMigrated(_)
+            | Self::RunCheckpointed { .. }
             | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
@@ -426,6 +437,7 @@ impl Event {
             }
             Self::RunReleased { .. }
             | Self::RunMigrated(_)
+            | Self::RunCheckpointed { .. }
             | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
@@ -460,6 +472,7 @@ impl Event {
             }
             Self::RunReleased { .. }
             | Self::RunMigrated(_)
+            | Self::RunCheckpointed { .. }
             | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
@@ -483,7 +496,8 @@ impl Event {
             Self::RunStarted(started) => Some(&started.revision),
             Self::RunReleased { revision } => Some(revision),
             Self::RunMigrated(migrated) => Some(&migrated.revision),
-            Self::StepQueued { .. }
+            Self::RunCheckpointed { .. }
+            | Self::StepQueued { .. }
             | Self::StepWaiting { .. }
             | Self::StepRepaired { .. }
             | Self::StepStarted { .. }

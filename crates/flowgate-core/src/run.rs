@@ -293,6 +293,7 @@ impl Run {
             Event::RunStarted(_) => return Err(FoldError::SecondStart { seq }),
             Event::RunReleased { .. } => self.release(flow),
             Event::RunMigrated(migrated) => self.migrate(migrated),
+            Event::RunCheckpointed { .. } => {}
             Event::SignalReceived { signal, data } => {
                 let steps = self.waits_met_by(flow, signal, data);
                 if !steps.is_empty() {
@@ -383,6 +384,7 @@ impl Run {
             | Event::RunStarted(_)
             | Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::SignalReceived { .. }
             | Event::RunCompleted {}
             | Event::RunFailed { .. }

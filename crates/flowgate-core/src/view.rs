@@ -184,6 +184,7 @@ impl StepView {
             Event::RunStarted(_)
             | Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
             | Event::StepRepaired { .. }

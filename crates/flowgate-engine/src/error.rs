@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::decide::Rejection;
+use flowgate_core::deploy::Refusal;
 use flowgate_core::flow::{InputProblem, Problem};
 use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{Revision, RunId};
@@ -73,6 +74,12 @@ pub enum EngineError {
         /// The flow.
         flow: Arc<str>,
     },
+    /// There is no such deployment.
+    #[error("there is no deployment `{0}`")]
+    NoDeployment(Arc<str>),
+    /// The deployment cannot begin.
+    #[error(transparent)]
+    Deploy(Refusal),
     /// The flow holds as many runs as it may.
     #[error("`{flow}` holds {max} runs, and no more until its gate is open; try again later")]
     HoldFull {

@@ -29,12 +29,11 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
-use crate::clock;
 use crate::error::EngineError;
-use crate::flows::LoadedFlow;
 use crate::instance::{Applied, Instance};
 use crate::leadership::Reign;
 use crate::supervisor::{Engine, WeakEngine};
+use crate::{clock, deploys};
 
 /// The topic by which the leader is told that a gate was set.
 pub(crate) const TOPIC: &str = "gates";
@@ -123,7 +122,7 @@ pub(crate) async fn read(instance: &Instance, flow: &Arc<str>) -> Result<Gate, E
     Ok(gate_of(found.first().and_then(Option::as_ref))?)
 }
 
-fn held_of(flow: &Arc<str>) -> RunQuery {
+pub(crate) fn held_of(flow: &Arc<str>) -> RunQuery {
     let (flow, statuses) = (Some(Arc::clone(flow)), vec![RunStatus::Held]);
     RunQuery { flow, statuses, limit: PAGE_MAX, ..RunQuery::default() }
 }
@@ -242,6 +241,18 @@ impl Engine {
         Ok(gate)
     }
 
+    /// Lets go what a deployment holds that has ended.
+    async fn take_over(&self, flow: &Arc<str>) -> Result<(), EngineError> {
+        let change = |gate: &Gate| match gate.state {
+            GateState::Open => gate.clone(),
+            GateState::Draining | GateState::Holding | GateState::Replaying => {
+                Gate { deployment: None, ..gate.then(GateState::Replaying) }
+            }
+        };
+        self.set_gate_by(flow, change).await?;
+        Ok(self.store().tell(TOPIC).await?)
+    }
+
     /// Sets a gate to what `change` makes of it.
     pub(crate) async fn set_gate_by(
         &self,
@@ -312,7 +323,14 @@ async fn round(
     let mut wait_max = RELOAD_MAX;
     let mut now = None;
     for (flow, gate) in all(instance).await? {
-        if gate.deployment.is_some() {
+        if let Some(deployment) = &gate.deployment {
+            if gate.state.is_closed()
+                && !deploys::is_open(&*instance.store, &flow, deployment).await?
+            {
+                tracing::warn!(%flow, %deployment, "a deployment has ended and left its gate closed");
+                let engine = engine.upgrade().ok_or(EngineError::Closed)?;
+                engine.take_over(&flow).await?;
+            }
             continue;
         }
         match (gate.state, gate.deadline) {
@@ -406,7 +424,7 @@ pub(crate) async fn release(
     instance: &Arc<Instance>,
     flow: &Arc<str>,
     runs: &[(Timestamp, RunId)],
-) -> Result<(), EngineError> {
+) -> Result<u64, EngineError> {
     let Instance { flows, store, workers, .. } = &**instance;
     let active = flows.active(&**store, workers, flow).await.map_err(EngineError::Flow)?;
     let active = active.ok_or_else(|| EngineError::NoFlow(Arc::clone(flow)))?;
@@ -423,7 +441,7 @@ pub(crate) async fn release(
         }
     }
     drop(reads);
-    commit_all(instance, &active, commits).await
+    commit_all(instance, commits).await
 }
 
 /// The runs in the order in which they were accepted: of those with the same time, their places in
@@ -449,29 +467,31 @@ async fn in_order(
     Ok(ordered)
 }
 
-/// Sends commits that nobody on this instance waits for, again until the store has answered.
+/// Sends commits that nobody on this instance waits for; how many of them are applied. Whoever was
+/// quicker about a run has decided about it.
 pub(crate) async fn commit_all(
     instance: &Arc<Instance>,
-    flow: &LoadedFlow,
     commits: Vec<Commit>,
-) -> Result<(), EngineError> {
+) -> Result<u64, EngineError> {
     if commits.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
+    let mut applied = 0;
     let outcomes = instance.store.commit(commits.clone(), None).await?;
     for (commit, outcome) in commits.into_iter().zip(outcomes) {
         match outcome {
-            CommitOutcome::Applied { .. } => tell(instance, commit),
-            // Whoever was first has decided about the run.
+            CommitOutcome::Applied { .. } => {
+                applied += 1;
+                tell(instance, commit);
+            }
             CommitOutcome::Refused(Refusal::RunVersion) => {}
             CommitOutcome::Refused(refusal) => {
-                let run_id = commit.run_id;
-                let flow = &flow.flow.name;
-                tracing::warn!(%run_id, %flow, ?refusal, "a held run was not let go");
+                let Commit { run_id, record, .. } = commit;
+                tracing::warn!(%run_id, flow = %record.flow, ?refusal, "a run was not let go");
             }
         }
     }
-    Ok(())
+    Ok(applied)
 }
 
 /// Tells whoever listens on this instance of a commit that did not go through its committer.

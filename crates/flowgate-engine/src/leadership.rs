@@ -40,7 +40,7 @@ use crate::backoff::jittered;
 use crate::config::SchedulerConfig;
 use crate::instance::Instance;
 use crate::supervisor::WeakEngine;
-use crate::{clock, debouncer, gates, scheduler};
+use crate::{clock, debouncer, deploys, gates, scheduler};
 
 /// The name of the term, and the topic by which standbys are told that it is free.
 pub(crate) const LEADER: &str = "leader";
@@ -255,6 +255,8 @@ impl Campaign {
         let stop = CancellationToken::new();
         let (engine, config) = (self.engine.clone(), self.config.clone());
         let gates = gates::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
+        let deploys = deploys::drive(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
+        let deploys = Box::pin(deploys);
         let bursts = debouncer::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
         let schedules = scheduler::run(Arc::clone(&instance), engine, Arc::clone(&reign), config);
         let work = async {
@@ -263,6 +265,7 @@ impl Campaign {
                 () = schedules => {}
                 () = bursts => {}
                 () = gates => {}
+                () = deploys => {}
             }
         };
         let stopped = stop.clone();

@@ -20,6 +20,7 @@ mod dead;
 mod debounce;
 mod debouncer;
 mod degradation;
+mod deploys;
 mod ends;
 mod error;
 mod executor;
@@ -62,6 +63,10 @@ pub use context::{ContextError, StepContext};
 pub use dead::{DeadFilter, DeadLetter, DeadReason, Fate, dead_letters, drop_dead_letter, fate_of};
 pub use debounce::{Debounced, StartDebounce, find as find_debounced};
 pub use degradation::{Bounds, Degradation, DegradationConfig};
+pub use deploys::{
+    Ask, Checkpoint, CheckpointState, CheckpointStep, DeployPlan, DeployRequest, checkpoints,
+    deployment_report, deployments, find_deployment,
+};
 pub use error::{EngineError, FlowError};
 pub use executor::http::guard::{PrivateTarget, PrivateTargetError, PrivateTargets, Resolver};
 pub use executor::worker::{HandlerError, Workers};

@@ -11,6 +11,7 @@ use crate::routes::Routes;
 use crate::{assets, shield, standing};
 
 pub(crate) mod dead;
+mod deployments;
 pub(crate) mod doctor;
 mod document;
 pub(crate) mod flows;
@@ -35,6 +36,7 @@ pub(crate) fn routes() -> Routes {
     let routes = runs::add(routes);
     let routes = hooks::add(routes);
     let routes = flows::add(routes);
+    let routes = deployments::add(routes);
     let routes = schedules::add(routes);
     let routes = queues::add(routes);
     let routes = dead::add(routes);

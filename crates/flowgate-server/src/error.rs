@@ -7,6 +7,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use flowgate_core::decide::Rejection;
+use flowgate_core::deploy::Refusal;
 use flowgate_engine::EngineError;
 use flowgate_store::StoreError;
 
@@ -151,6 +152,10 @@ impl From<EngineError> for ApiError {
             EngineError::GateClosed { ref flow } => {
                 Self::conflict("gate_closed", message).path(&**flow)
             }
+            EngineError::NoDeployment(ref id) => {
+                Self::not_found("deployment_not_found", message).path(&**id)
+            }
+            EngineError::Deploy(ref refusal) => deploy_refused(refusal, message),
             EngineError::HoldFull { ref flow, .. } => Self {
                 retry_after: Some(5),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "hold_full", message).path(&**flow)
@@ -170,6 +175,24 @@ impl From<EngineError> for ApiError {
                     .help("see the log of the instance, and `flowgate doctor`")
             }
         }
+    }
+}
+
+fn deploy_refused(refusal: &Refusal, message: String) -> ApiError {
+    match refusal {
+        Refusal::InProgress { deployment_id } => {
+            ApiError::conflict("deploy_in_progress", message).path(deployment_id.to_string())
+        }
+        Refusal::Active { revision } => {
+            ApiError::conflict("revision_active", message).path(revision.to_string())
+        }
+        Refusal::Older { revision, .. } => {
+            ApiError::conflict("revision_older", message).path(revision.to_string())
+        }
+        Refusal::StepMap { remedy, .. } => {
+            ApiError::invalid("deploy_invalid", message).path("steps").help(remedy.clone())
+        }
+        Refusal::Unmappable { .. } => ApiError::invalid("runs_unmappable", message).path("migrate"),
     }
 }
 

@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 pub mod bulk;
 pub mod dead;
+pub mod deployments;
 pub mod doctor;
 pub mod events;
 pub mod flows;

@@ -111,6 +111,7 @@ impl SpanMaker {
             }
             Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepQueued { .. }
             | Event::StepRepaired { .. }
             | Event::StepParked { .. }

@@ -18,6 +18,7 @@ mod config;
 mod crash_test;
 mod dead;
 mod demo;
+mod deploy;
 mod dev;
 mod doctor;
 mod flows;
@@ -117,6 +118,8 @@ enum Command {
     Serve(serve::Args),
     /// Look at flows: list, show, validate, graph, diff, schema
     Flows(flows::Args),
+    /// Replace a live flow without losing anything
+    Deploy(deploy::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
     /// Look at schedules and their occurrences, add and steer them
@@ -206,6 +209,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Dev(args) => block_on(dev::run(app, args)),
         Command::Worker(args) => block_on(worker::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
+        Command::Deploy(args) => block_on(deploy::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
@@ -281,6 +285,7 @@ impl Global {
             }
             Command::DemoInstance(_)
             | Command::Flows(_)
+            | Command::Deploy(_)
             | Command::Runs(_)
             | Command::Schedules(_)
             | Command::Why(_)

@@ -350,6 +350,12 @@ pub(crate) fn failure(error: EngineError) -> Failure {
         }
         EngineError::GateClosed { ref flow } => Failure::refused("gate_closed", error.to_string())
             .help(format!("see `flowgate hold status {flow}`")),
+        EngineError::NoDeployment(ref id) => {
+            Failure::not_found("deployment_not_found", error.to_string())
+                .help("see `flowgate deploy status`")
+                .path(&**id)
+        }
+        EngineError::Deploy(_) => Failure::refused("deploy_refused", error.to_string()),
         EngineError::HoldFull { ref flow, .. } => Failure::refused("hold_full", error.to_string())
             .help(format!("see `flowgate hold status {flow}`")),
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {

@@ -229,6 +229,7 @@ fn told(event: &Event) -> Option<(StepState, String)> {
         Event::RunStarted(_)
         | Event::RunReleased { .. }
         | Event::RunMigrated(_)
+        | Event::RunCheckpointed { .. }
         | Event::StepRepaired { .. }
         | Event::EventEmitted { .. }
         | Event::EventRepeated { .. }

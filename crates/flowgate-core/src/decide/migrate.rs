@@ -90,13 +90,7 @@ pub fn migrate(
     }
     let mut before = Draft::resume(pinned, run);
     for job in jobs {
-        let step = before.name(job.step);
-        for lease in &job.lost {
-            before.push(Event::StepLost { step: Arc::clone(&step), lease: lease.clone() });
-        }
-        if let Some(lease) = job.lease.clone() {
-            before.push(Event::StepReleased { step, lease });
-        }
+        before.give_up(job);
         before.jobs.push(JobChange::Remove(before.job_id(job.step)));
     }
     let Draft { run: record, events, jobs: changes, .. } = before;
@@ -120,7 +114,43 @@ pub fn migrate(
     Ok(draft.finish(commit_id, vec![Guard::RunVersion(run.version)]))
 }
 
+/// The commit that gives up what is open of a run until `until`, unless it is moved or woken
+/// before: its jobs are nobody's, and those of steps that run are not due. Waits go on.
+pub fn checkpoint(
+    flow: &Flow,
+    run: &Run,
+    jobs: &[MovedJob],
+    (deployment, until): (Arc<str>, Timestamp),
+    commit_id: CommitId,
+) -> Result<Commit, Rejection> {
+    if run.status.is_terminal() {
+        return Err(Rejection::RunEnded(run.status));
+    }
+    let mut draft = Draft::resume(flow, run);
+    for job in jobs {
+        if run.step(job.step).state == StepState::Waiting {
+            continue;
+        }
+        draft.give_up(job);
+        let attempt = job.attempt.saturating_sub(u32::from(job.lease.is_some()));
+        draft.postpone(job.step, attempt, Due::At(until));
+    }
+    draft.push(Event::RunCheckpointed { deployment, until });
+    Ok(draft.finish(commit_id, vec![Guard::RunVersion(run.version)]))
+}
+
 impl Draft<'_> {
+    /// Writes down the leases of a job that end with this decision.
+    fn give_up(&mut self, job: &MovedJob) {
+        let step = self.name(job.step);
+        for lease in &job.lost {
+            self.push(Event::StepLost { step: Arc::clone(&step), lease: lease.clone() });
+        }
+        if let Some(lease) = job.lease.clone() {
+            self.push(Event::StepReleased { step, lease });
+        }
+    }
+
     /// Gives a step of a run that was just moved the job that it has, or opens it if its time has
     /// come.
     fn open_moved(&mut self, index: StepIndex, job: Option<&MovedJob>) {

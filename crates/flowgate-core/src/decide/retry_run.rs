@@ -138,6 +138,7 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
             Event::RunStarted(_)
             | Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepQueued { .. }
             | Event::StepWaiting { .. }
             | Event::StepRepaired { .. }

@@ -220,6 +220,13 @@ impl StepMap {
         self.names.get(step)
     }
 
+    /// For each step of the old revision the name of the one that stands for it; an empty name where
+    /// none does.
+    pub fn renames(&self, old: &Flow) -> BTreeMap<Arc<str>, Arc<str>> {
+        let name = |name: &Arc<str>| self.get(name).map_or_else(|| "".into(), Arc::clone);
+        old.steps.iter().map(|step| (Arc::clone(&step.name), name(&step.name))).collect()
+    }
+
     fn pairs(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<str>)> {
         self.names.iter()
     }
@@ -267,7 +274,15 @@ pub fn fate(change: &Change<'_>, run: &Run) -> Fate {
             Migration::Never => {
                 Fate::Pinned { reason: "the deployment does not migrate runs".to_owned() }
             }
-            Migration::Mappable | Migration::All => place::find(change, run),
+            Migration::Mappable | Migration::All => match place::find(change, run) {
+                found @ Fate::Resumes { .. } => {
+                    // The plan promises no more than the move will do.
+                    let renames = change.map.renames(change.old);
+                    let moved = crate::decide::place((change.old, change.new), &renames, run);
+                    moved.map_or_else(|why| Fate::Pinned { reason: why.0 }, |_| found)
+                }
+                other @ (Fate::Finishes | Fate::Pinned { .. }) => other,
+            },
         },
     }
 }
@@ -300,7 +315,7 @@ pub fn plan(change: &Change<'_>, runs: &[OpenRun<'_>], now: Timestamp) -> Result
 }
 
 /// The names of the steps that are open in a run, in the order of its revision.
-fn open_steps(flow: &Flow, run: &Run) -> Vec<Arc<str>> {
+pub fn open_steps(flow: &Flow, run: &Run) -> Vec<Arc<str>> {
     let open = flow.step_indexes().filter(|index| run.step(*index).state.is_open());
     open.map(|index| Arc::clone(&flow.step(index).name)).collect()
 }

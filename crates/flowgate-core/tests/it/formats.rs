@@ -50,7 +50,7 @@ fn every_stored_form_of_version_1_is_read_and_written_back_unchanged() {
             }
         }
     }
-    assert_eq!(kinds.len(), 24, "each kind of event has a file: {kinds:?}");
+    assert_eq!(kinds.len(), 25, "each kind of event has a file: {kinds:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod debounce;
 mod degradation;
+mod deploys;
 mod faults;
 mod flows;
 mod follow;

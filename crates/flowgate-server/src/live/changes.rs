@@ -65,6 +65,7 @@ impl Changes {
             Event::RunCancelled { .. } => Some(RunStatus::Cancelled),
             Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepQueued { .. }
             | Event::StepRepaired { .. }
             | Event::StepStarted { .. }

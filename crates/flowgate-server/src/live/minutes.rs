@@ -77,6 +77,7 @@ impl Minutes {
             Event::RunFailed { .. } => self.at(stored.at).failed += 1,
             Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::StepQueued { .. }
             | Event::StepRepaired { .. }
             | Event::StepWaiting { .. }

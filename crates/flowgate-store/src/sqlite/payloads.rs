@@ -75,6 +75,7 @@ fn is_kept(event: &Event) -> bool {
         | Event::StepFailed { .. } => true,
         Event::RunReleased { .. }
         | Event::RunMigrated(_)
+        | Event::RunCheckpointed { .. }
         | Event::StepQueued { .. }
         | Event::StepWaiting { .. }
         | Event::StepRepaired { .. }

@@ -206,6 +206,9 @@ impl Dev<'_> {
                 Some(format!("{how}{}", again.unwrap_or_default()))
             }
             Event::RunReleased { revision } => Some(format!("goes on with {revision}")),
+            Event::RunCheckpointed { deployment, .. } => {
+                Some(format!("stops where it is, for the deployment {deployment}"))
+            }
             Event::RunMigrated(migrated) => Some(format!("moved to {}", migrated.revision)),
             Event::RunCompleted {} | Event::RunFailed { .. } | Event::RunCancelled { .. } => {
                 let took = took(self.began.remove(&applied.run_id));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::super::world::{Applied, RUN, World, ended, success};
-use super::super::{MovedJob, Rejection, Renames, Report, migrate, place, release};
+use super::super::{MovedJob, Rejection, Renames, Report, checkpoint, migrate, place, release};
 use super::{diamond, flow, worker};
 use crate::commit::{Commit, Due, JobChange};
 use crate::event::Event;
@@ -162,6 +162,27 @@ fn a_moved_run_does_the_open_step_again_and_no_other() {
 }
 
 #[test]
+fn a_checkpointed_run_does_nothing_until_it_goes_on() {
+    let mut world = diamond();
+    world.succeed("start", &["left", "right"]);
+    let late = world.claim(world.job("a"));
+    world.report(&Report::AttemptStarted(late.clone())).unwrap();
+    let (run, jobs, id) = (world.run.clone().unwrap(), jobs_of(&world), world.commit_id());
+    let until = Timestamp(9_000);
+    let commit = checkpoint(&world.flow, &run, &jobs, ("d".into(), until), id).unwrap();
+    assert_eq!(world.apply(&commit), Applied::Now);
+    world.check();
+    assert!(world.jobs.values().all(|open| open.due == Due::At(until) && open.lease().is_none()));
+    let refused = world.report(&ended(late, success(&["a.done"])));
+    assert_eq!(refused, Ok(Applied::Refused));
+    // It goes on where it was, with the attempts that it had.
+    world.succeed("a", &["a.done"]);
+    world.succeed("b", &["b.done"]);
+    world.succeed("join", &[]);
+    world.check_ended();
+}
+
+#[test]
 fn a_run_whose_place_the_revision_does_not_have_is_not_moved() {
     let start = worker(&Value::Null, &["left", "right"]);
     let (a, b) = (worker(&json!(["left"]), &["a.done"]), worker(&json!(["right"]), &["b.done"]));
@@ -172,7 +193,7 @@ fn a_run_whose_place_the_revision_does_not_have_is_not_moved() {
             "its step `a` is queued, and the revision has no such step",
         ),
         (
-            json!({ "start": start, "a": { "on": ["left"], "wait": { "delay": "1s" }, "emits": ["a.done"] },
+            json!({ "start": start, "a": { "subscribes": ["left"], "wait": { "delay": "1s" }, "emits": ["a.done"] },
                 "b": b, "join": join }),
             "its step `a` is queued, and on the revision that step waits",
         ),
@@ -183,7 +204,7 @@ fn a_run_whose_place_the_revision_does_not_have_is_not_moved() {
         ),
         (
             json!({ "start": start, "a": a, "check": worker(&json!(["right"]), &["checked"]),
-                "b": { "any": ["right", "checked"], "run": { "worker": "w" }, "emits": ["b.done"] }, "join": join }),
+                "b": worker(&json!({ "any": ["right", "checked"] }), &["b.done"]), "join": join }),
             "`check` would begin now, and `b`, which comes after it, has begun already",
         ),
     ];

@@ -332,7 +332,7 @@ pub async fn register(
 }
 
 /// Why a flow may not start programs here; the refusal holds its code.
-fn forbidden(refusal: &str) -> ApiError {
+pub(crate) fn forbidden(refusal: &str) -> ApiError {
     let codes = ["process_forbidden", "program_forbidden"];
     let code = codes.into_iter().find(|code| refusal.contains(code));
     let code = code.unwrap_or("process_forbidden");

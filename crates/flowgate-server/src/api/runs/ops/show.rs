@@ -142,6 +142,7 @@ fn note_times(item: &mut StepItem, stored: &StoredEvent) {
         | Event::StepSkipped { .. } => item.ended_at = Some(stored.at.to_string()),
         Event::RunReleased { .. }
         | Event::RunMigrated(_)
+        | Event::RunCheckpointed { .. }
         | Event::RunStarted(_)
         | Event::StepQueued { .. }
         | Event::StepRepaired { .. }

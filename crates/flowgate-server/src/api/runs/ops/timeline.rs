@@ -115,6 +115,7 @@ impl Fold {
             }
             Event::RunReleased { .. }
             | Event::RunMigrated(_)
+            | Event::RunCheckpointed { .. }
             | Event::RunStarted(_)
             | Event::EventEmitted { .. }
             | Event::EventRepeated { .. }

@@ -14,6 +14,7 @@ pub fn text(event: &Event) -> String {
             format!("{held}input {}", started.input.get())
         }
         Event::RunReleased { revision } => format!("on {revision}"),
+        Event::RunCheckpointed { deployment, .. } => format!("by {deployment}"),
         Event::RunMigrated(migrated) => match &migrated.deployment {
             Some(deployment) => format!("to {} by {deployment}", migrated.revision),
             None => format!("to {}", migrated.revision),

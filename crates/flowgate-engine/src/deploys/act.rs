@@ -1,0 +1,356 @@
+//! How the driver of a deployment does what is next. Everything here may be repeated.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::commit::Due;
+use flowgate_core::decide::{self, MovedJob, Start};
+use flowgate_core::deploy::machine::{Replayed, Source};
+use flowgate_core::deploy::plan::StepMap;
+use flowgate_core::deploy::{Deployment, Next, Seen};
+use flowgate_core::gate::{Gate, GateStamp, GateState};
+use flowgate_core::ids::{Revision, RunId};
+use flowgate_core::payload::Payload;
+use flowgate_core::run::StepState;
+use flowgate_core::time::Timestamp;
+use flowgate_store::control::{Expect, GateOutcome, RecordWrite};
+use flowgate_store::{CommitOutcome, JobDetail, Refusal, RunDetail};
+
+use super::driver::{Driver, Held, Memo, Trouble};
+use super::look::smoke_run;
+use super::{CHECKPOINT, Checkpoint, CheckpointState, CheckpointStep, PROBE_TAG, write};
+use crate::error::EngineError;
+use crate::gates;
+
+/// How long whoever is alerted may take to answer.
+const ALERT_MAX: Duration = Duration::from_secs(5);
+/// Tries to start a smoke test while the gate moves.
+const TRIES_MAX: usize = 20;
+
+impl Driver {
+    /// Does one thing.
+    pub(super) async fn act(
+        &self,
+        held: &Held,
+        action: Next,
+        seen: &Seen,
+        memo: &mut Memo,
+    ) -> Result<(), Trouble> {
+        let deployment = &held.deployment;
+        match action {
+            Next::CloseGate { .. } => self.close_gate(deployment).await,
+            Next::Checkpoint { runs } => self.checkpoint(deployment, &runs, seen.now).await,
+            Next::StartSmoke { tests } => self.start_smoke(deployment, &tests).await,
+            Next::Activate { revision } => self.activate(deployment, &revision, memo).await,
+            Next::Replay { source: Source::Hold, count } => {
+                self.replay_held(held, count, seen, memo).await
+            }
+            Next::Replay { source: Source::Checkpoints, count } => {
+                memo.last_replay = Some(Replayed { at: seen.now, count });
+                self.replay_checkpoints(deployment, count, &seen.active).await
+            }
+            Next::OpenGate { .. } => self.open_gate(deployment).await,
+            Next::Alert { texts } => {
+                self.alert(deployment, &texts).await;
+                memo.is_alerted = true;
+                Ok(())
+            }
+            Next::Register => {
+                // It was registered before the deployment was written down.
+                memo.fault = Some(format!("the store has lost the revision {}", deployment.to));
+                Ok(())
+            }
+            Next::SetShare { .. } => {
+                memo.fault = Some("a share of the starts cannot be set".to_owned());
+                Ok(())
+            }
+            Next::Become(_) | Next::Wait { .. } | Next::Measure(_) | Next::Finish => {
+                unreachable!("the driver does these itself, or never lacks figures")
+            }
+        }
+    }
+
+    async fn close_gate(&self, deployment: &Deployment) -> Result<(), Trouble> {
+        let (instance, flow) = (&self.instance, &deployment.flow);
+        let gate = gates::read(instance, flow).await?;
+        let id = &deployment.deployment_id.0;
+        let closed = Gate {
+            reason: Some(format!("deployment {id} to {}", deployment.to).into()),
+            hold_max: deployment.settings.hold_max.into(),
+            deadline: None,
+            deployment: Some(Arc::clone(id)),
+            ..gate.then(GateState::Draining)
+        };
+        if let GateOutcome::Set = instance.store.set_gate(flow, &closed, false).await? {
+            instance.note_gate(flow, closed.stamp());
+        }
+        Ok(())
+    }
+
+    async fn open_gate(&self, deployment: &Deployment) -> Result<(), Trouble> {
+        let (instance, flow) = (&self.instance, &deployment.flow);
+        let gate = gates::read(instance, flow).await?;
+        let deployment = Some(Arc::clone(&deployment.deployment_id.0));
+        let open = Gate { reason: None, deployment, ..gate.then(GateState::Open) };
+        // Where runs came in meanwhile they are let go first.
+        if let GateOutcome::Set = instance.store.set_gate(flow, &open, true).await? {
+            instance.note_gate(flow, open.stamp());
+        }
+        Ok(())
+    }
+
+    /// Makes a revision active, and has every instance ask for it anew.
+    async fn activate(
+        &self,
+        deployment: &Deployment,
+        revision: &Revision,
+        memo: &mut Memo,
+    ) -> Result<(), Trouble> {
+        let (instance, flow) = (&self.instance, &deployment.flow);
+        let stored = instance.store.list_revisions(Some(flow)).await?;
+        let found = stored.into_iter().find(|stored| stored.revision.revision == *revision);
+        let Some(found) = found else {
+            memo.fault = Some(format!("the store has lost the revision {revision}"));
+            return Ok(());
+        };
+        instance.store.register_flow(found.revision).await?;
+        instance.flows.forget_active(flow);
+        let gate = gates::read(instance, flow).await?;
+        if !gate.state.is_closed() {
+            // Starts of the generation before are refused, and find the new revision.
+            let moved = gate.then(GateState::Open);
+            if let GateOutcome::Set = instance.store.set_gate(flow, &moved, false).await? {
+                instance.note_gate(flow, moved.stamp());
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops runs where they are, and writes down where that is.
+    async fn checkpoint(
+        &self,
+        deployment: &Deployment,
+        runs: &[RunId],
+        now: Timestamp,
+    ) -> Result<(), Trouble> {
+        let (old, _) = self.flows(deployment).await?;
+        let store = &*self.instance.store;
+        let until = now.plus(deployment.settings.checkpoint_expiry.0);
+        for run_id in runs {
+            let Some(detail) = store.read_run(*run_id).await? else { continue };
+            if detail.row.run.status.is_terminal() {
+                continue;
+            }
+            let commit_id = self.instance.commit_ids.next();
+            let by = (Arc::clone(&deployment.deployment_id.0), until);
+            let jobs: Vec<MovedJob> = detail.jobs.iter().map(JobDetail::to_move).collect();
+            let run = &detail.row.run;
+            let Ok(commit) = decide::checkpoint(&old, run, &jobs, by, commit_id) else { continue };
+            // Written down first: what is stopped and not known to be would wait until it expires.
+            let steps = detail.jobs.iter().map(|job| {
+                let (index, step) = (job.job.job_id.step, &old.step(job.job.job_id.step).name);
+                CheckpointStep {
+                    step: Arc::clone(step),
+                    stage: run.step(index).state.as_str().into(),
+                    inputs: job.job.inputs.clone(),
+                    idempotency_key: format!("{run_id}/{step}/1").into(),
+                }
+            });
+            let checkpoint = Checkpoint {
+                run_id: *run_id,
+                flow: Arc::clone(&deployment.flow),
+                deployment: deployment.deployment_id.clone(),
+                from: deployment.from.clone(),
+                steps: steps.collect(),
+                state_keys: run.state.keys().cloned().collect(),
+                state: CheckpointState::Pending,
+                created_at: now,
+                expires_at: until,
+            };
+            self.write_checkpoint(deployment, &checkpoint).await?;
+            gates::commit_all(&self.instance, vec![commit]).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_checkpoint(
+        &self,
+        deployment: &Deployment,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), Trouble> {
+        let Checkpoint { flow, deployment: id, run_id, .. } = checkpoint;
+        let key = format!("{flow}/{id}/{run_id}").into();
+        let keep = match checkpoint.state {
+            CheckpointState::Pending => None,
+            CheckpointState::Resumed | CheckpointState::Pinned => {
+                Some(deployment.settings.audit_retention.0)
+            }
+        };
+        let written = write(CHECKPOINT, key, Expect::Anything, Some(checkpoint));
+        self.write_all(vec![RecordWrite { keep, ..written }]).await
+    }
+
+    /// Lets the oldest checkpoints go on: on the new revision where that is active and has a place
+    /// for them, else where they were.
+    async fn replay_checkpoints(
+        &self,
+        deployment: &Deployment,
+        count: u32,
+        active: &Revision,
+    ) -> Result<(), Trouble> {
+        let mut pending = self.checkpoints_of(deployment).await?;
+        pending.retain(|one| one.state == CheckpointState::Pending);
+        pending.sort_by_key(|one| (one.created_at, one.run_id));
+        for mut one in pending.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)) {
+            one.state = self.resume(deployment, &one, active).await?;
+            self.write_checkpoint(deployment, &one).await?;
+        }
+        Ok(())
+    }
+
+    async fn resume(
+        &self,
+        deployment: &Deployment,
+        checkpoint: &Checkpoint,
+        active: &Revision,
+    ) -> Result<CheckpointState, Trouble> {
+        let store = &*self.instance.store;
+        for _ in 0..TRIES_MAX {
+            let Some(detail) = store.read_run(checkpoint.run_id).await? else {
+                return Ok(CheckpointState::Pinned);
+            };
+            if detail.row.run.revision == deployment.to {
+                return Ok(CheckpointState::Resumed);
+            }
+            if detail.row.run.status.is_terminal() {
+                return Ok(CheckpointState::Pinned);
+            }
+            if *active == deployment.to && self.migrate(deployment, &detail).await? {
+                continue;
+            }
+            let jobs: Vec<_> = executing(&detail).map(|job| job.job.job_id).collect();
+            store.wake_jobs(&jobs).await?;
+            return Ok(CheckpointState::Pinned);
+        }
+        Err(Trouble::Failed(EngineError::Contended))
+    }
+
+    /// Moves a run to the new revision; false if it has no place there. Whether somebody was quicker
+    /// is for the next look.
+    async fn migrate(&self, deployment: &Deployment, detail: &RunDetail) -> Result<bool, Trouble> {
+        let (old, new) = self.flows(deployment).await?;
+        let map = StepMap::new((&old, &new), &deployment.settings.steps);
+        let renames = map.map_err(EngineError::Deploy)?.renames(&old);
+        let run = &detail.row.run;
+        let Ok(mut migrated) = decide::place((&old, &new), &renames, run) else { return Ok(false) };
+        migrated.deployment = Some(Arc::clone(&deployment.deployment_id.0));
+        let is_executing =
+            |job: &&JobDetail| run.step(job.job.job_id.step).state != StepState::Waiting;
+        let mut jobs: Vec<MovedJob> = detail.jobs.iter().map(JobDetail::to_move).collect();
+        for job in detail.jobs.iter().filter(is_executing) {
+            // What was put off by the checkpoint is due now.
+            let moved = jobs.iter_mut().find(|moved| moved.step == job.job.job_id.step);
+            moved.expect("each has one").due_at = Timestamp(0);
+        }
+        let commit_id = self.instance.commit_ids.next();
+        let commit = decide::migrate((&old, &new), migrated, run, &jobs, commit_id);
+        let Ok(commit) = commit else { return Ok(false) };
+        gates::commit_all(&self.instance, vec![commit]).await?;
+        Ok(true)
+    }
+
+    /// Lets the oldest held runs go on.
+    async fn replay_held(
+        &self,
+        held: &Held,
+        count: u32,
+        seen: &Seen,
+        memo: &mut Memo,
+    ) -> Result<(), Trouble> {
+        let (instance, deployment) = (&self.instance, &held.deployment);
+        if memo.waiting.is_empty() {
+            memo.waiting = gates::held(instance, &deployment.flow).await?.into();
+        }
+        let count = usize::try_from(count).unwrap_or(usize::MAX).min(memo.waiting.len());
+        let runs: Vec<_> = memo.waiting.drain(..count).collect();
+        let released = gates::release(instance, &deployment.flow, &runs).await?;
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        memo.last_replay = Some(Replayed { at: seen.now, count });
+        let mut next = deployment.clone();
+        next.version += 1;
+        next.counts = seen.counts;
+        next.counts.released = deployment.counts.released + released;
+        self.write(held, &next).await
+    }
+
+    /// Starts smoke tests on the new revision, whatever the gate is.
+    async fn start_smoke(&self, deployment: &Deployment, tests: &[String]) -> Result<(), Trouble> {
+        let (_, new) = self.flows(deployment).await?;
+        let wanted = deployment.settings.smoke_tests.iter();
+        for test in wanted.filter(|test| tests.contains(&test.name)) {
+            let input = Payload::of(&test.input).map_err(|error| {
+                EngineError::Invalid(format!("the input of `{}`: {error}", test.name))
+            })?;
+            let id = Arc::clone(&deployment.deployment_id.0);
+            let mut start = Start {
+                run_id: smoke_run(deployment, &test.name),
+                input,
+                key: None,
+                tags: BTreeMap::from([(PROBE_TAG.into(), id)]),
+                priority: None,
+                due: Due::Now,
+                gate: GateStamp::default(),
+            };
+            for _ in 0..TRIES_MAX {
+                let commit_id = self.instance.commit_ids.next();
+                let commit = decide::start(&new, &start, commit_id);
+                let outcomes = self.instance.store.commit(vec![commit], None).await?;
+                match outcomes.first() {
+                    Some(CommitOutcome::Refused(Refusal::GateMoved(gate))) => {
+                        start.gate = GateStamp { is_closed: false, ..*gate };
+                    }
+                    Some(CommitOutcome::Applied { .. } | CommitOutcome::Refused(_)) | None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn alert(&self, deployment: &Deployment, texts: &[String]) {
+        let Some(url) = &deployment.settings.alerts.webhook else { return };
+        let flow = &deployment.flow;
+        let id = &deployment.deployment_id;
+        let body = serde_json::json!({ "flow": flow, "deployment": id, "alerts": texts });
+        let sent = async {
+            let client = self.instance.http_guarded().map_err(ToString::to_string)?;
+            let request = client.post(url).timeout(ALERT_MAX);
+            let request = request.header("content-type", "application/json").body(body.to_string());
+            let answer = request.send().await.map_err(|error| error.to_string())?;
+            answer.error_for_status().map_err(|error| error.to_string()).map(drop)
+        };
+        if let Err(error) = sent.await {
+            tracing::warn!(%flow, deployment = %id, error, "nobody was alerted");
+        }
+    }
+
+    /// Ends the smoke tests of a deployment that is over.
+    pub(super) async fn end_smoke(&self, deployment: &Deployment) -> Result<(), Trouble> {
+        let engine = self.engine.upgrade().ok_or(Trouble::Lost)?;
+        for test in &deployment.settings.smoke_tests {
+            let run_id = smoke_run(deployment, &test.name);
+            let detail = self.instance.store.read_run(run_id).await?;
+            if detail.is_some_and(|detail| !detail.row.run.status.is_terminal()) {
+                // One that ends meanwhile needs no end.
+                drop(engine.cancel(run_id, Some("its deployment has ended")).await);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The jobs of a run that are to be executed.
+fn executing(detail: &RunDetail) -> impl Iterator<Item = &JobDetail> {
+    let run = &detail.row.run;
+    detail.jobs.iter().filter(|job| run.step(job.job.job_id.step).state != StepState::Waiting)
+}

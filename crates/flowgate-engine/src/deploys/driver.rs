@@ -1,0 +1,191 @@
+//! Driving deployments, in the term of a leader.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowgate_core::deploy::machine::Replayed;
+use flowgate_core::deploy::{Deployment, DeploymentId, Next, next};
+use flowgate_core::ids::RunId;
+use flowgate_core::time::Timestamp;
+use flowgate_store::StoreError;
+use flowgate_store::control::{Expect, Record, RecordWrite, RecordsOutcome};
+
+use super::{DEPLOYMENT, Open, TOPIC, key_of, list_all, read_one, write};
+use crate::backoff::Backoff;
+use crate::error::EngineError;
+use crate::instance::Instance;
+use crate::leadership::Reign;
+use crate::supervisor::WeakEngine;
+
+/// How long a deployment may go unnoticed if its hint is lost.
+const RELOAD_MAX: Duration = Duration::from_secs(3);
+/// How often one that is under way is looked at when nothing else says when.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Why a round ended early.
+pub(super) enum Trouble {
+    /// The term is over.
+    Lost,
+    /// Something failed that may work later.
+    Failed(EngineError),
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+impl From<EngineError> for Trouble {
+    fn from(error: EngineError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What is known of a deployment besides its record. All of it may be lost.
+#[derive(Debug, Default)]
+pub(super) struct Memo {
+    pub(super) last_replay: Option<Replayed>,
+    pub(super) is_alerted: bool,
+    pub(super) fault: Option<String>,
+    /// Held runs in their order, as far as they were listed.
+    pub(super) waiting: VecDeque<(Timestamp, RunId)>,
+}
+
+/// The leader, as far as deployments are concerned.
+pub(super) struct Driver {
+    pub(super) instance: Arc<Instance>,
+    pub(super) engine: WeakEngine,
+    reign: Arc<Reign>,
+}
+
+/// A deployment and the version of its record in the store.
+pub(super) struct Held {
+    pub(super) deployment: Deployment,
+    record: u64,
+}
+
+/// Drives what is under way, until the term is over.
+pub(crate) async fn drive(instance: Arc<Instance>, engine: WeakEngine, reign: Arc<Reign>) {
+    let driver = Driver { instance, engine, reign };
+    let mut memos = HashMap::new();
+    let mut backoff = new_backoff();
+    while driver.reign.is_held() {
+        match driver.round(&mut memos).await {
+            Ok(wait_max) => {
+                backoff = new_backoff();
+                // A hint that is lost costs no more than the wait.
+                drop(driver.instance.store.wait_told(TOPIC, wait_max).await);
+            }
+            Err(Trouble::Lost) => return,
+            Err(Trouble::Failed(error)) => {
+                if backoff.tries() == 0 {
+                    tracing::warn!(%error, "a deployment could not go on; trying again");
+                }
+                backoff.wait().await;
+            }
+        }
+    }
+}
+
+fn new_backoff() -> Backoff {
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(1))
+}
+
+impl Driver {
+    /// Goes on with every deployment as far as it can; how long to wait at most.
+    async fn round(&self, memos: &mut HashMap<DeploymentId, Memo>) -> Result<Duration, Trouble> {
+        let store = &*self.instance.store;
+        let open: Vec<Open> = list_all(store, super::OPEN, "").await?;
+        memos.retain(|id, _| open.iter().any(|open| open.deployment_id == *id));
+        if open.is_empty() {
+            return Ok(RELOAD_MAX);
+        }
+        let mut wait_max = LOOK_EVERY;
+        for (flow, id) in self.flows_of(&open).await? {
+            let memo = memos.entry(id.clone()).or_default();
+            wait_max = wait_max.min(self.go_on(&flow, &id, memo).await?);
+        }
+        Ok(wait_max)
+    }
+
+    /// The flows of what is under way.
+    async fn flows_of(&self, open: &[Open]) -> Result<Vec<(Arc<str>, DeploymentId)>, Trouble> {
+        let all: Vec<Deployment> = list_all(&*self.instance.store, DEPLOYMENT, "").await?;
+        let is_open = |one: &Deployment| open.iter().any(|o| o.deployment_id == one.deployment_id);
+        let open = all.into_iter().filter(is_open);
+        Ok(open.map(|one| (one.flow, one.deployment_id)).collect())
+    }
+
+    /// Does one thing after the other, until there is something to wait for.
+    async fn go_on(
+        &self,
+        flow: &Arc<str>,
+        id: &DeploymentId,
+        memo: &mut Memo,
+    ) -> Result<Duration, Trouble> {
+        loop {
+            if !self.reign.is_held() {
+                return Err(Trouble::Lost);
+            }
+            let Some(held) = self.read(flow, id).await? else { return Ok(LOOK_EVERY) };
+            let seen = self.look(&held.deployment, memo).await?;
+            let now = seen.now;
+            match next(&held.deployment, &seen) {
+                Next::Become(record) => {
+                    tracing::info!(%flow, deployment = %id, phase = %record.phase, "deployment");
+                    self.write(&held, &record).await?;
+                }
+                Next::Wait { until } => return Ok(until.since(now).min(LOOK_EVERY)),
+                // What has ended is not under way any more, so nobody looks at it again.
+                Next::Finish => return Ok(LOOK_EVERY),
+                action @ (Next::Measure(_)
+                | Next::CloseGate { .. }
+                | Next::Checkpoint { .. }
+                | Next::Register
+                | Next::StartSmoke { .. }
+                | Next::Activate { .. }
+                | Next::SetShare { .. }
+                | Next::Replay { .. }
+                | Next::OpenGate { .. }
+                | Next::Alert { .. }) => self.act(&held, action, &seen, memo).await?,
+            }
+        }
+    }
+
+    async fn read(&self, flow: &str, id: &DeploymentId) -> Result<Option<Held>, Trouble> {
+        let key = key_of(flow, id);
+        let found: Option<(Record, Deployment)> =
+            read_one(&*self.instance.store, DEPLOYMENT, &key).await?;
+        Ok(found.map(|(record, deployment)| Held { deployment, record: record.version }))
+    }
+
+    /// Writes the next record of a deployment, unless somebody else has.
+    pub(super) async fn write(&self, held: &Held, next: &Deployment) -> Result<(), Trouble> {
+        let next =
+            Deployment { driver: Some(self.instance.config.instance.clone()), ..next.clone() };
+        let key = key_of(&next.flow, &next.deployment_id);
+        let keep = next.phase.is_terminal().then_some(next.settings.audit_retention.0);
+        let record = write(DEPLOYMENT, key, Expect::Version(held.record), Some(&next));
+        let mut writes = vec![RecordWrite { keep, ..record }];
+        if next.phase.is_terminal() {
+            self.end_smoke(&next).await?;
+            let flow = Arc::clone(&next.flow);
+            writes.push(write(super::OPEN, flow, Expect::Anything, None::<&()>));
+        }
+        self.write_all(writes).await
+    }
+
+    /// Writes records under the term. What somebody has changed is read again by the next look.
+    pub(super) async fn write_all(&self, writes: Vec<RecordWrite>) -> Result<(), Trouble> {
+        match self.instance.store.write_records(writes, Some(&self.reign.term)).await? {
+            RecordsOutcome::Written(_) | RecordsOutcome::Changed(_) => Ok(()),
+            RecordsOutcome::TermLost => Err(Trouble::Lost),
+            RecordsOutcome::TooLarge(_) => {
+                let message = "the record of a deployment is too large".to_owned();
+                Err(Trouble::Failed(EngineError::Invalid(message)))
+            }
+        }
+    }
+}
