@@ -120,14 +120,16 @@ pub async fn keep_dead_message(
 }
 
 /// A page of dead messages, of one subscription or of all, the last of each subscription first;
-/// those after the key `after`.
+/// those after the key `after`, at most `limit`.
 pub async fn dead_messages(
     store: &dyn Store,
     subscription: Option<&str>,
     after: Option<Arc<str>>,
+    limit: usize,
 ) -> Result<Vec<KeptMessage>, StoreError> {
     let prefix = subscription.map_or(String::new(), |name| format!("{name}/")).into();
-    let query = RecordQuery { kind: KIND, prefix, after, is_descending: true, limit: PAGE_MAX };
+    let query =
+        RecordQuery { kind: KIND, prefix, after, is_descending: true, limit: limit.min(PAGE_MAX) };
     let records = store.list_records(&query).await?;
     let read = records.into_iter().map(|record| {
         let dead = record.value.read().map_err(|error| StoreError::Corrupt {

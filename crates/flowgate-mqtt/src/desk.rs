@@ -141,9 +141,9 @@ impl Desk {
     }
 
     async fn bury(&self, dead: &DeadMessage) {
-        let DeadMessage { topic, reason, message, bytes, .. } = dead;
+        let DeadMessage { topic, reason, message: why, bytes, .. } = dead;
         let subscription = &self.subscription.name;
-        tracing::warn!(%subscription, topic, reason, message, bytes, "a message cannot become a run");
+        tracing::warn!(%subscription, topic, reason, why, bytes, "a message cannot become a run");
         let key = dead_message_key(subscription);
         let mut patience = Patience::new(self);
         let store = self.engine.store();

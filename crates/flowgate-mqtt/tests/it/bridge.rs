@@ -40,7 +40,8 @@ impl World {
     /// A bridge that has nothing in hand.
     async fn bridge(&self) -> Bridge {
         let bridge = bridge(&self.engine, &self.broker, &self.settings).await;
-        let has_hello = async || !dead_messages(&*self.store, None, None).await.unwrap().is_empty();
+        let has_hello =
+            async || !dead_messages(&*self.store, None, None, 1).await.unwrap().is_empty();
         eventually("the first message is dealt with", has_hello).await;
         bridge
     }

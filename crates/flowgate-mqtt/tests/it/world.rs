@@ -186,7 +186,7 @@ pub(crate) async fn runs(store: &dyn Store) -> Vec<Arc<Run>> {
 
 /// The dead messages, but for those by which a test knew that a bridge was there.
 pub(crate) async fn dead(store: &dyn Store) -> Vec<KeptMessage> {
-    let all = dead_messages(store, None, None).await.unwrap();
+    let all = dead_messages(store, None, None, PAGE_MAX).await.unwrap();
     all.into_iter().filter(|kept| kept.dead.bytes != b"hello?".len() as u64).collect()
 }
 
