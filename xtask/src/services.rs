@@ -25,12 +25,13 @@ use crate::{output, signals};
 pub(crate) use self::packages::{install, install_packages};
 pub(crate) use self::pypi::{install_from_pypi, target_folder};
 
-/// Every program that a test calls and that is no server.
+/// Every program that a test calls and that is no server which a command is given.
 const TOOLS: &[Tool] = &[
     Tool { binary: "cc", packages: &["gcc", "libc6-dev"] },
     Tool { binary: "python3", packages: &["python3"] },
     Tool { binary: "ps", packages: &["procps"] },
     Tool { binary: "openssl", packages: &["openssl"] },
+    Tool { binary: "mosquitto", packages: &["mosquitto"] },
 ];
 
 #[derive(Debug, Args)]

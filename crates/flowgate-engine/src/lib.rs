@@ -17,6 +17,7 @@ mod committer;
 mod config;
 mod context;
 mod dead;
+mod dead_messages;
 mod debounce;
 mod debouncer;
 mod degradation;
@@ -61,6 +62,10 @@ pub use config::{
 };
 pub use context::{ContextError, StepContext};
 pub use dead::{DeadFilter, DeadLetter, DeadReason, Fate, dead_letters, drop_dead_letter, fate_of};
+pub use dead_messages::{
+    DEAD_MESSAGE_BYTES_MAX, DEAD_MESSAGE_KEPT, DeadMessage, FirstBytes, KeptMessage,
+    dead_message_key, dead_messages, keep_dead_message,
+};
 pub use debounce::{Debounced, StartDebounce, find as find_debounced};
 pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use deploys::{

@@ -35,9 +35,10 @@ pub const CONTROL_KEY_BYTES_MAX: usize = 1_024;
 /// a reserved one.
 pub const PERMIT_PLACE_KEPT: Duration = Duration::from_hours(24);
 /// The kinds of record that there are. No other is written, so a copy of a store misses none.
-pub const RECORD_KINDS: [&str; 19] = [
+pub const RECORD_KINDS: [&str; 20] = [
     "checkpoint",
     "dead",
+    "dead_message",
     "debounce",
     "debounce_due",
     "debounce_input",

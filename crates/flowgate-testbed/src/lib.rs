@@ -6,8 +6,8 @@
 //! own before it is handed out, and it can kill, pause and restart the server at any time.
 //!
 //! A test that starts a server by itself takes a handle: [`Redis::start`], [`RedisCluster::start`],
-//! [`Postgres::start`], [`PgBouncer::start`]. A command that is given servers from outside reads
-//! their URLs from the variables of [`Kind`], which [`Running`] provides.
+//! [`Postgres::start`], [`PgBouncer::start`], [`Mosquitto::start`]. A command that is given servers
+//! from outside reads their URLs from the variables of [`Kind`], which [`Running`] provides.
 //!
 //! A [`FaultProxy`] stands between a client and a server, and breaks what goes through it.
 
@@ -15,6 +15,7 @@
 
 mod clock;
 mod fault_proxy;
+mod mosquitto;
 mod pgbouncer;
 mod ports;
 mod postgres;
@@ -30,6 +31,7 @@ use std::time::Duration;
 
 pub use self::clock::Stopwatch;
 pub use self::fault_proxy::{Direction, Effects, FaultProxy};
+pub use self::mosquitto::Mosquitto;
 pub use self::pgbouncer::PgBouncer;
 pub use self::postgres::Postgres;
 pub use self::redis::Redis;

@@ -76,6 +76,28 @@ pub(crate) fn is_halted(pid: u32) -> bool {
     stat(pid).is_none_or(|stat| matches!(stat.state, 'T' | 'Z' | 'X'))
 }
 
+/// Whether this process listens on this port of IPv4, by the kernel's table of sockets.
+pub(crate) fn listens(pid: u32, port: u16) -> bool {
+    let folder = Path::new("/proc").join(pid.to_string());
+    let table = std::fs::read_to_string(folder.join("net/tcp")).unwrap_or_default();
+    let Some(inode) = listening_inode(&table, port) else { return false };
+    let socket = format!("socket:[{inode}]");
+    let files = std::fs::read_dir(folder.join("fd")).into_iter().flatten().filter_map(Result::ok);
+    files
+        .filter_map(|file| std::fs::read_link(file.path()).ok())
+        .any(|target| target.as_os_str() == socket.as_str())
+}
+
+/// The inode of the socket that listens on `port`, in a table of sockets.
+fn listening_inode(table: &str, port: u16) -> Option<&str> {
+    let end = format!(":{port:04X}");
+    table.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_it = fields.get(1)?.ends_with(&end) && *fields.get(3)? == "0A";
+        if is_it { fields.get(9).copied() } else { None }
+    })
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     state: char,
@@ -119,6 +141,16 @@ mod tests {
         let expected = Stat { state: 'S', parent: 3, cpu_time: Duration::from_secs(1) };
         assert_eq!(parse_stat(line), Some(expected));
         assert_eq!(parse_stat("7 (a) S 3"), None);
+    }
+
+    #[test]
+    fn a_process_listens_on_the_ports_that_it_has_opened_and_on_no_other() {
+        let ours = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = ours.local_addr().unwrap().port();
+        assert!(listens(std::process::id(), port));
+        assert!(!listens(1, port));
+        drop(ours);
+        assert!(!listens(std::process::id(), port));
     }
 
     #[test]

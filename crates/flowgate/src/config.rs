@@ -24,6 +24,7 @@ use flowgate_core::flow::nearest;
 pub(crate) mod api;
 mod file;
 mod guard;
+pub(crate) mod mqtt;
 pub(crate) mod sinks;
 mod strain;
 pub(crate) mod webhooks;
@@ -225,6 +226,8 @@ pub(crate) struct Config {
     pub(crate) hooks: Vec<webhooks::Hook>,
     /// They, as they are served.
     pub(crate) webhooks: Webhooks,
+    /// The broker that the file asks for.
+    pub(crate) mqtt: Option<mqtt::Mqtt>,
     /// Who may call the API.
     pub(crate) tokens: Vec<api::Token>,
 }
@@ -339,7 +342,8 @@ impl Config {
             })
             .collect();
         let (sinks, hooks, tokens) = (file.sinks.clone(), file.hooks.clone(), file.tokens.clone());
-        Ok(Self { sinks, hooks, tokens, ..Self::read(settings)? })
+        let mqtt = file.mqtt.clone();
+        Ok(Self { sinks, hooks, mqtt, tokens, ..Self::read(settings)? })
     }
 
     fn read(settings: Vec<Setting>) -> Result<Self, Failure> {
@@ -396,6 +400,7 @@ impl Config {
             sinks: Vec::new(),
             hooks: Vec::new(),
             webhooks: Webhooks::new(),
+            mqtt: None,
             tokens: Vec::new(),
         })
     }

@@ -13,6 +13,7 @@ use flowgate_core::view::Brief;
 use flowgate_engine::{
     Applied, Engine, EngineConfig, EngineError, HttpConfig, ProcessConfig, SchedulerConfig, Workers,
 };
+use flowgate_mqtt::Bridge;
 use flowgate_store::{Queues, Retention, Store, StoreUrl};
 use flowgate_traces::Traces;
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -56,6 +57,7 @@ pub(crate) struct Instance {
     stop: CancellationToken,
     socket: tokio::sync::Mutex<JoinSet<()>>,
     traces: tokio::sync::Mutex<Option<Traces>>,
+    bridge: tokio::sync::Mutex<Option<Bridge>>,
 }
 
 impl Instance {
@@ -81,7 +83,8 @@ impl Instance {
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let store_url = app.config.store.clone();
-        let instance = Arc::new(Self { engine, own, store_url, stop, socket, traces });
+        let bridge = tokio::sync::Mutex::new(None);
+        let instance = Arc::new(Self { engine, own, store_url, stop, socket, traces, bridge });
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work != Work::Nothing
         {
@@ -104,9 +107,12 @@ impl Instance {
         &self.engine
     }
 
-    /// Begins the subscribers of the settings; they end with the instance.
+    /// Begins the subscribers of the settings, and listens to their broker; both end with the
+    /// instance.
     pub(crate) async fn subscribe(&self, app: &App) -> Result<(), Failure> {
-        subscribers::subscribe(app, &self.engine).await
+        subscribers::subscribe(app, &self.engine).await?;
+        *self.bridge.lock().await = subscribers::listen(app, &self.engine)?;
+        Ok(())
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
@@ -159,6 +165,9 @@ impl Instance {
     /// Stops gracefully: attempts have the grace of the settings to end, the rest is handed back.
     pub(crate) async fn shutdown(&self) {
         self.stop.cancel();
+        if let Some(bridge) = self.bridge.lock().await.take() {
+            bridge.stop().await;
+        }
         self.engine.shutdown().await;
         if let Some(traces) = self.traces.lock().await.take() {
             traces.finish().await;

@@ -1,7 +1,8 @@
-//! The subscribers that the settings ask for.
+//! The subscribers that the settings ask for, and what comes from their broker.
 
 use flowgate_engine::Engine;
 use flowgate_engine::subscriber::{FileSink, InstanceMode};
+use flowgate_mqtt::Bridge;
 
 use crate::cmd::App;
 use crate::config::sinks::Target;
@@ -28,4 +29,13 @@ pub(crate) async fn subscribe(app: &App, engine: &Engine) -> Result<(), Failure>
         drop(subscribed.map_err(|error| failure(error).path(format!("subscribers.{}", sink.id)))?);
     }
     Ok(())
+}
+
+/// Listens to the broker of the settings, if they name one, until the bridge is stopped.
+pub(crate) fn listen(app: &App, engine: &Engine) -> Result<Option<Bridge>, Failure> {
+    let Some(mqtt) = &app.config.mqtt else { return Ok(None) };
+    let bridge = Bridge::start(engine, &mqtt.resolve()?).map_err(|error| {
+        Failure::usage("config_invalid", "no broker can be listened to").source(error).path("mqtt")
+    })?;
+    Ok(Some(bridge))
 }

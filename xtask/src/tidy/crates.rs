@@ -8,6 +8,7 @@ const DIRECTION: &[&str] = &[
     "flowgate",
     "flowgate-server",
     "flowgate-traces",
+    "flowgate-mqtt",
     "flowgate-engine",
     "flowgate-store",
     "flowgate-core",

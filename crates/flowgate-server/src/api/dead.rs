@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::host::Host;
 use crate::query::{Query, invalid};
 use crate::routes::Routes;
-use crate::wire::dead::{DeadGroups, DeadPage, DeadWanted, DealRequest, Dealt};
+use crate::wire::dead::{DeadGroups, DeadMessagePage, DeadPage, DeadWanted, DealRequest, Dealt};
 
 pub mod ops;
 
@@ -18,6 +18,7 @@ pub(super) fn add(routes: Routes) -> Routes {
     routes
         .add(Scope::Read, routes!(list))
         .add(Scope::Read, routes!(groups))
+        .add(Scope::Read, routes!(messages))
         .add(Scope::Run, routes!(retry))
         .add(Scope::Run, routes!(discard))
 }
@@ -75,6 +76,28 @@ async fn groups(State(host): State<Host>, mut query: Query) -> Result<Json<DeadG
     let wanted = wanted(&mut query)?;
     query.end()?;
     ops::groups(&*host.store()?, &wanted).await.map(Json)
+}
+
+/// List dead messages
+///
+/// A dead message came from outside, such as from a broker of MQTT, and could not become a run.
+/// It is kept for 7 days, with the first 64 KiB of its payload.
+#[utoipa::path(get, path = "/dead/messages", tag = "dead letters",
+    params(
+        ("subscription" = Option<String>, Query, description = "Only those that came by this subscription"),
+        ("limit" = Option<u64>, Query, description = "At most this many; never more than 200", minimum = 1),
+        ("after" = Option<String>, Query, description = "Go on after this cursor"),
+    ),
+    responses((status = 200, description = "The last of each subscription first.", body = DeadMessagePage)))]
+async fn messages(
+    State(host): State<Host>,
+    mut query: Query,
+) -> Result<Json<DeadMessagePage>, ApiError> {
+    let subscription: Option<String> = query.one("subscription")?;
+    let (limit, after) = (query.limit()?, query.one("after")?);
+    query.end()?;
+    let store = host.store()?;
+    ops::messages(&*store, subscription.as_deref(), (limit, after)).await.map(Json)
 }
 
 /// Try dead letters again

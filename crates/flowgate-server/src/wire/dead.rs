@@ -173,3 +173,39 @@ pub struct UndealtRun {
     /// Why not.
     pub message: String,
 }
+
+/// A message from outside that could not become a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeadMessageItem {
+    /// The subscription that it came by.
+    pub subscription: String,
+    /// The flow that it was for.
+    pub flow: String,
+    /// Its topic.
+    pub topic: String,
+    /// Its message id, if it had one.
+    pub message_id: Option<String>,
+    /// Why it could not become a run, in one word.
+    #[schema(example = "not_json")]
+    pub reason: String,
+    /// The same, for people.
+    pub message: String,
+    /// How large its payload was.
+    pub bytes: u64,
+    /// How the payload begins, as text; null if it is none.
+    pub text: Option<String>,
+    /// The same in Base64, where it is no text.
+    pub base64: Option<String>,
+    /// When it was kept.
+    #[schema(format = DateTime)]
+    pub kept_at: String,
+}
+
+/// A page of dead messages, the last of each subscription first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeadMessagePage {
+    /// What is on it.
+    pub items: Vec<DeadMessageItem>,
+    /// The cursor of the next page; null on the last one.
+    pub next: Option<String>,
+}

@@ -2,6 +2,7 @@
 
 use axum::http::StatusCode;
 use flowgate_core::ids::RunId;
+use flowgate_engine::{DeadMessage, FirstBytes, dead_message_key, keep_dead_message};
 use serde_json::{Value, json};
 
 use crate::world::{ONE_STEP, World};
@@ -116,4 +117,35 @@ async fn what_is_not_dead_is_refused_and_nothing_is_done() {
     }
     let (_, listed) = world.get("/dead").await;
     assert_eq!(listed["total"], 1);
+}
+
+#[tokio::test]
+async fn dead_messages_are_listed_in_pages_with_how_they_begin() {
+    let world = World::new(&[]).await;
+    for payload in [&b"{oops"[..], &[0xff]] {
+        let dead = DeadMessage {
+            subscription: "ingest".into(),
+            flow: "ingest".into(),
+            topic: "redforge/ingest/input".to_owned(),
+            message_id: None,
+            reason: "not_json".to_owned(),
+            message: "it is not valid JSON".to_owned(),
+            bytes: payload.len() as u64,
+            first: FirstBytes::of(payload),
+        };
+        let key = dead_message_key("ingest");
+        keep_dead_message(&**world.engine.store(), key, &dead).await.expect("it is kept");
+    }
+    let (_, first) = world.get("/dead/messages?limit=1&subscription=ingest").await;
+    assert_eq!(
+        (&first["items"][0]["base64"], &first["items"][0]["bytes"]),
+        (&json!("/w=="), &json!(1))
+    );
+    let next = first["next"].as_str().expect("there is another page").replace('/', "%2F");
+    let (_, second) = world.get(&format!("/dead/messages?limit=2&after={next}")).await;
+    assert_eq!((&second["items"][0]["text"], &second["next"]), (&json!("{oops"), &Value::Null));
+    let (_, others) = world.get("/dead/messages?subscription=other").await;
+    assert_eq!(others["items"], json!([]));
+    let (status, wrong) = world.get("/dead/messages?after=%00").await;
+    assert_eq!((status.as_u16(), &wrong["error"]["code"]), (400, &json!("query_param")), "{wrong}");
 }

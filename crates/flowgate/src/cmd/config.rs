@@ -4,6 +4,7 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::App;
+use crate::config::mqtt::Mqtt;
 use crate::config::{KEYS, Origin};
 use crate::failure::{Exit, Outcome};
 use crate::output::{Cell, Table};
@@ -48,17 +49,9 @@ fn show(app: &App) -> Outcome {
                 (setting.key.to_owned(), value)
             })
             .collect();
-        for sink in &app.config.sinks {
-            let value = json!({ "value": sink.shown(), "origin": sink.origin.to_string() });
-            values.insert(format!("subscribers.{}", sink.id), value);
-        }
-        for hook in &app.config.hooks {
-            let value = json!({ "value": hook.shown(), "origin": hook.origin.to_string() });
-            values.insert(format!("webhooks.{}", hook.name), value);
-        }
-        for token in &app.config.tokens {
-            let value = json!({ "value": token.shown(), "origin": token.origin.to_string() });
-            values.insert(format!("tokens.{}", token.entry.name), value);
+        for named in named(app) {
+            let value = json!({ "value": named.value, "origin": named.origin.to_string() });
+            values.insert(named.name, value);
         }
         app.output.json(&values)?;
         return Ok(Exit::Done);
@@ -78,30 +71,45 @@ fn show(app: &App) -> Outcome {
             Cell::dim(key.what),
         ]);
     }
-    for sink in &app.config.sinks {
+    for named in named(app) {
         table.row(vec![
-            Cell::bold(format_args!("subscribers.{}", sink.id)),
-            Cell::plain(sink.shown()),
-            Cell::plain(&sink.origin),
-            Cell::dim("a sink for events"),
-        ]);
-    }
-    for hook in &app.config.hooks {
-        table.row(vec![
-            Cell::bold(format_args!("webhooks.{}", hook.name)),
-            Cell::plain(hook.shown()),
-            Cell::plain(&hook.origin),
-            Cell::dim("what a signed message does"),
-        ]);
-    }
-    for token in &app.config.tokens {
-        table.row(vec![
-            Cell::bold(format_args!("tokens.{}", token.entry.name)),
-            Cell::plain(token.shown()),
-            Cell::plain(&token.origin),
-            Cell::dim("who may call the API"),
+            Cell::bold(named.name),
+            Cell::plain(named.value),
+            Cell::plain(named.origin),
+            Cell::dim(named.what),
         ]);
     }
     table.print(app.output)?;
     Ok(Exit::Done)
+}
+
+/// A part of the settings file that the user has given a name.
+struct Named<'a> {
+    name: String,
+    value: String,
+    origin: &'a Origin,
+    what: &'static str,
+}
+
+/// All of them, as anybody may see them.
+fn named(app: &App) -> Vec<Named<'_>> {
+    let named = |table: &str, name: &str, value: String, origin, what| {
+        let name = format!("{table}.{name}");
+        Named { name, value, origin, what }
+    };
+    let config = &app.config;
+    let sinks = config.sinks.iter().map(|sink| {
+        named("subscribers", &sink.id, sink.shown(), &sink.origin, "a sink for events")
+    });
+    let hooks = config.hooks.iter().map(|hook| {
+        named("webhooks", &hook.name, hook.shown(), &hook.origin, "what a signed message does")
+    });
+    let subscriptions = config.mqtt.iter().flat_map(|mqtt| &mqtt.subscriptions);
+    let subscriptions = subscriptions.map(|(one, origin)| {
+        named("mqtt.subscriptions", &one.name, Mqtt::shown(one), origin, "what a message starts")
+    });
+    let tokens = config.tokens.iter().map(|token| {
+        named("tokens", &token.entry.name, token.shown(), &token.origin, "who may call the API")
+    });
+    sinks.chain(hooks).chain(subscriptions).chain(tokens).collect()
 }

@@ -8,7 +8,9 @@ use flowgate_core::ids::RunId;
 use flowgate_core::time::Timestamp;
 use flowgate_core::view::Brief;
 use flowgate_engine::QueueRate;
-use flowgate_server::wire::dead::{DeadGroups, DeadItem, DeadPage, DealRequest, Dealt};
+use flowgate_server::wire::dead::{
+    DeadGroups, DeadItem, DeadMessagePage, DeadPage, DealRequest, Dealt,
+};
 use flowgate_server::wire::queues::parse_rate;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -55,6 +57,15 @@ enum Verb {
     Retry(Retry),
     /// Drop dead letters
     Drop(Deal),
+    /// List messages from outside that could not become runs, and why
+    #[command(after_help = "\
+They came by a subscription of MQTT, see docs/guide/mqtt.md, and are kept for 7 days. How their \
+payloads begin is in the output with --json.
+
+Examples:
+  flowgate dead messages
+  flowgate dead messages --subscription ingest --json")]
+    Messages(Messages),
 }
 
 #[derive(Debug, clap::Args)]
@@ -83,6 +94,13 @@ struct List {
     /// Count them by flow, step and reason
     #[arg(long)]
     group: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Messages {
+    /// Only those that came by this subscription
+    #[arg(long, value_name = "NAME")]
+    subscription: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -134,6 +152,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
             deal(&app, &args, &What::Retry(revision)).await
         }
         Verb::Drop(args) => deal(&app, &args, &What::Drop).await,
+        Verb::Messages(args) => messages(&app, &args).await,
     }
 }
 
@@ -167,6 +186,38 @@ async fn list(app: &App, args: &List) -> Outcome {
         app.output.note("no dead letters");
     } else {
         app.output.note(format_args!("{total} dead letters"));
+    }
+    Ok(Exit::Done)
+}
+
+async fn messages(app: &App, args: &Messages) -> Outcome {
+    let reach = Reach::read(app).await?;
+    let mut query = vec![("limit", SHOWN_MAX)];
+    query.extend(args.subscription.as_deref().map(|name| ("subscription", name)));
+    let page: DeadMessagePage = reach.get("/dead/messages", &query).await?;
+    if app.output.json {
+        app.output.json(&page)?;
+        return Ok(Exit::Done);
+    }
+    if page.items.is_empty() {
+        app.output.note("no dead messages");
+        return Ok(Exit::Done);
+    }
+    let mut table = Table::new(&["subscription", "kept", "topic", "bytes", "reason", "message"]);
+    let now: Timestamp = clock::now();
+    for dead in &page.items {
+        table.row(vec![
+            Cell::bold(&dead.subscription),
+            Cell::dim(format_args!("{} ago", Brief(now.since(clock::read(&dead.kept_at))))),
+            Cell::plain(&dead.topic),
+            Cell::plain(dead.bytes),
+            Cell::plain(&dead.reason),
+            Cell::plain(&dead.message),
+        ]);
+    }
+    table.print(app.output)?;
+    if page.next.is_some() {
+        app.output.note("there are more; choose one with --subscription NAME");
     }
     Ok(Exit::Done)
 }

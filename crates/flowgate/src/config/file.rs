@@ -6,6 +6,7 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use super::api::{self, Token};
+use super::mqtt::{self, Mqtt};
 use super::sinks::{self, Sink};
 use super::webhooks::{self, Hook};
 use super::{Origin, known};
@@ -31,6 +32,7 @@ pub(super) struct FileSettings {
     pub(super) settings: BTreeMap<&'static str, (String, Origin)>,
     pub(super) sinks: Vec<Sink>,
     pub(super) hooks: Vec<Hook>,
+    pub(super) mqtt: Option<Mqtt>,
     pub(super) tokens: Vec<Token>,
 }
 
@@ -56,8 +58,8 @@ pub(super) fn parse(name: &str, text: &str) -> Result<FileSettings, Failure> {
     let mut settings = BTreeMap::new();
     flatten(&Reading { name, text }, "", table.get_ref(), &mut settings)?;
     let (sinks, hooks) = (sinks::parse(name, text)?, webhooks::parse(name, text)?);
-    let tokens = api::parse(name, text)?;
-    Ok(FileSettings { settings, sinks, hooks, tokens })
+    let (mqtt, tokens) = (mqtt::parse(name, text)?, api::parse(name, text)?);
+    Ok(FileSettings { settings, sinks, hooks, mqtt, tokens })
 }
 
 struct Reading<'a> {
@@ -81,7 +83,7 @@ fn flatten(
     for (key, value) in table {
         let line = line_at(reading.text, key.span().start);
         let key = format!("{prefix}{}", key.get_ref());
-        let is_of_names = matches!(key.as_str(), "subscribers" | "tokens" | "webhooks");
+        let is_of_names = matches!(key.as_str(), "mqtt" | "subscribers" | "tokens" | "webhooks");
         if is_of_names && matches!(value.get_ref(), DeValue::Table(_)) {
             continue;
         }

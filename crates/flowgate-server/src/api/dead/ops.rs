@@ -6,17 +6,19 @@ use flowgate_core::ids::RunId;
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{
-    DeadFilter, DeadLetter, DeadReason, Engine, EngineError, RetryOn, dead_letters,
-    drop_dead_letter, fate_of,
+    DeadFilter, DeadLetter, DeadReason, Engine, EngineError, FirstBytes, KeptMessage, RetryOn,
+    dead_letters, dead_messages, drop_dead_letter, fate_of,
 };
+use flowgate_store::control::is_key;
 use flowgate_store::{RunCursor, RunRow, Store};
 
 use crate::api::runs::ops::{parse_cursor, show_cursor};
 use crate::error::ApiError;
 use crate::lookup;
+use crate::query::invalid;
 use crate::wire::dead::{
-    DeadExample, DeadGroup, DeadGroups, DeadItem, DeadPage, DeadWanted, DealRequest, Dealt,
-    DealtRun, UndealtRun,
+    DeadExample, DeadGroup, DeadGroups, DeadItem, DeadMessageItem, DeadMessagePage, DeadPage,
+    DeadWanted, DealRequest, Dealt, DealtRun, UndealtRun,
 };
 
 /// Failed runs that one listing looks through.
@@ -48,6 +50,41 @@ async fn filter(store: &dyn Store, wanted: &DeadWanted) -> Result<DeadFilter, Ap
         since,
         tags: tags.map(|(name, value)| (name.as_str().into(), value.as_str().into())).collect(),
     })
+}
+
+/// A page of dead messages.
+pub async fn messages(
+    store: &dyn Store,
+    subscription: Option<&str>,
+    (limit, after): (usize, Option<String>),
+) -> Result<DeadMessagePage, ApiError> {
+    for (name, text) in [("subscription", subscription), ("after", after.as_deref())] {
+        if text.is_some_and(|text| !is_key(text)) {
+            return Err(invalid(name, "it is empty, too long, or holds a NUL character"));
+        }
+    }
+    let page = dead_messages(store, subscription, after.map(Into::into), limit).await?;
+    let next = page.last().filter(|_| page.len() == limit).map(|kept| kept.key.to_string());
+    Ok(DeadMessagePage { items: page.into_iter().map(message_item).collect(), next })
+}
+
+fn message_item(kept: KeptMessage) -> DeadMessageItem {
+    let (text, base64) = match kept.dead.first {
+        FirstBytes::Text(text) => (Some(text), None),
+        FirstBytes::Base64(base64) => (None, Some(base64)),
+    };
+    DeadMessageItem {
+        subscription: kept.dead.subscription.to_string(),
+        flow: kept.dead.flow.to_string(),
+        topic: kept.dead.topic,
+        message_id: kept.dead.message_id,
+        reason: kept.dead.reason,
+        message: kept.dead.message,
+        bytes: kept.dead.bytes,
+        text,
+        base64,
+        kept_at: kept.kept_at.to_string(),
+    }
 }
 
 /// Dead letters that match, and whether these are all.
