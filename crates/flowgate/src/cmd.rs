@@ -13,6 +13,7 @@ use crate::logging;
 use crate::output::{Color, Output};
 
 mod bench;
+mod checkpoints;
 mod completions;
 mod config;
 mod crash_test;
@@ -120,6 +121,8 @@ enum Command {
     Flows(flows::Args),
     /// Replace a live flow without losing anything
     Deploy(deploy::Args),
+    /// Look at runs that deployments have stopped
+    Checkpoints(checkpoints::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
     /// Look at schedules and their occurrences, add and steer them
@@ -210,6 +213,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Worker(args) => block_on(worker::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Deploy(args) => block_on(deploy::run(app, args)),
+        Command::Checkpoints(args) => block_on(checkpoints::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
@@ -286,6 +290,7 @@ impl Global {
             Command::DemoInstance(_)
             | Command::Flows(_)
             | Command::Deploy(_)
+            | Command::Checkpoints(_)
             | Command::Runs(_)
             | Command::Schedules(_)
             | Command::Why(_)

@@ -9,6 +9,7 @@ use flowgate_core::check;
 use flowgate_core::deploy::{Deployment, Fate, Phase, Refusal, Report, Settings, Verdict};
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::RunId;
+use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{
     Ask, CheckpointState, DeployRequest, Engine, EngineConfig, EngineError, HandlerError,
@@ -296,6 +297,68 @@ async fn t5_a_broken_revision_is_found_and_the_old_one_goes_on(stores: Vec<Arc<d
     shut_down(scene.engines).await;
 }
 
+async fn t10_messages_over_a_megabyte_pass_the_hold_unchanged(stores: Vec<Arc<dyn Store>>) {
+    let scene = Scene::new(stores).await;
+    *scene.floor.slow_from.lock() = Some(0);
+    let first = scene.start(0).await;
+    eventually("it is under way", async || scene.floor.waiting.load(Ordering::SeqCst) == 1).await;
+    let deployment = scene.deploy(NEW, FAST).await;
+    let is_closed = async || scene.engine().gate("orders").await.unwrap().gate.state.is_closed();
+    eventually("the gate is closed", is_closed).await;
+    let mut runs = vec![first];
+    let refused = Payload::of(&json!({ "text": "x".repeat(1_500_000) })).unwrap_err();
+    assert!(refused.to_string().contains("1048576"), "{refused}");
+    let input = payload(json!({ "n": 1, "text": "x".repeat(1_040_000) }));
+    for _ in 0..3 {
+        let request = StartRequest::new(input.clone());
+        let started = scene.engine().start_run("orders", request).await.unwrap();
+        assert_eq!(started.run.unwrap().status, RunStatus::Held);
+        runs.push(started.run_id);
+    }
+    *scene.floor.slow_from.lock() = None;
+    scene.floor.let_go.notify_waiters();
+    assert_eq!(scene.ended(&deployment).await.phase, Phase::Completed);
+    scene.check(&runs, &[&scene.old, &Flow::parse(NEW).unwrap()]).await;
+    for run_id in &runs[1..] {
+        let first = scene.engine().store().read_events(*run_id, 0, 1).await.unwrap();
+        assert_eq!(first[0].event.payload(), input);
+    }
+    shut_down(scene.engines).await;
+}
+
+async fn t11_a_thousand_messages_a_second_are_all_accepted(stores: Vec<Arc<dyn Store>>) {
+    const MESSAGES: u64 = 2_000;
+    let scene = Arc::new(Scene::new(stores).await);
+    let mut ticks = tokio::time::interval(Duration::from_millis(10));
+    let mut deployment = None;
+    let mut starts = tokio::task::JoinSet::new();
+    for n in 0..MESSAGES {
+        if n % 10 == 0 {
+            ticks.tick().await;
+        }
+        if n == MESSAGES / 4 {
+            deployment = Some(scene.deploy(NEW, FAST).await);
+        }
+        let scene = Arc::clone(&scene);
+        starts.spawn(async move { scene.start(n).await });
+    }
+    let mut runs = Vec::new();
+    while let Some(run_id) = starts.join_next().await {
+        runs.push(run_id.unwrap());
+    }
+    let ended = scene.ended(&deployment.unwrap()).await;
+    assert_eq!(ended.phase, Phase::Completed, "{ended:?}");
+    for run_id in &runs {
+        let detail = scene.engine().wait(*run_id).await.unwrap();
+        assert_eq!(detail.row.run.status, RunStatus::Completed);
+    }
+    let shipped = scene.floor.count("ship-old") + scene.floor.count("ship-new");
+    // The smoke test is one more.
+    assert_eq!(shipped, usize::try_from(MESSAGES).unwrap() + 1);
+    let scene = Arc::into_inner(scene).expect("every start has ended");
+    shut_down(scene.engines).await;
+}
+
 async fn t7_the_report_says_what_changed(stores: Vec<Arc<dyn Store>>) {
     let scene = Scene::new(stores).await;
     let mut runs = Vec::new();
@@ -475,6 +538,8 @@ on_every_store!(
     t4_the_new_revision_takes_over_without_an_error,
     t5_a_broken_revision_is_found_and_the_old_one_goes_on,
     t7_the_report_says_what_changed,
+    t10_messages_over_a_megabyte_pass_the_hold_unchanged,
+    t11_a_thousand_messages_a_second_are_all_accepted,
     t8_one_deployment_of_a_flow_at_a_time;
     shared: a_driver_that_dies_at_any_boundary_is_followed_by_another
 );

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
-use flowgate_engine::{Engine, FirstBytes, dead_messages};
+use flowgate_core::run::RunStatus;
+use flowgate_engine::{Engine, FirstBytes, HoldRequest, dead_messages};
 use flowgate_mqtt::{Bridge, Settings};
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{MemoryStore, Store};
@@ -95,6 +96,21 @@ async fn a_message_id_has_one_run_however_often_it_comes() {
         assert!(counts.contains(line), "{line} is not in\n{counts}");
     }
     assert_eq!(dead(&*world.store).await, []);
+    world.has_all_acknowledged().await;
+}
+
+#[tokio::test]
+async fn a_message_at_a_closed_gate_is_held_and_acknowledged() {
+    let world = World::new().await;
+    world.engine.hold("ingest", HoldRequest::default()).await.unwrap();
+    let bridge = world.bridge().await;
+    for number in 0..5 {
+        world.publisher.number(number).await;
+    }
+    world.has_runs(5).await;
+    bridge.stop().await;
+    let runs = runs(&*world.store).await;
+    assert!(runs.iter().all(|run| run.status == RunStatus::Held), "{runs:?}");
     world.has_all_acknowledged().await;
 }
 

@@ -10,6 +10,7 @@ mod copy;
 mod crash;
 mod dead;
 mod demo;
+mod deploy;
 mod dev;
 mod doctor;
 mod examples;

@@ -1,0 +1,91 @@
+//! `flowgate deploy`, with a process that works on the store.
+
+use serde_json::Value;
+
+use crate::sandbox::Sandbox;
+
+const OLD: &str = "
+flow: order
+steps:
+  ship: { run: { shell: 'echo one >> shipped.txt' } }
+";
+const DEPLOY: &str = "
+strategy: blue-green
+drain_timeout: 5s
+verify_timeout: 500ms
+replay_rate: unlimited
+smoke_tests: [{ name: ships, input: { n: 1 } }]
+";
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn a_flow_is_deployed_and_a_broken_revision_is_rolled_back() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("flows")).unwrap();
+    sandbox.write("flows/order.yaml", OLD);
+    sandbox.write("new.yaml", &OLD.replace("one", "two"));
+    sandbox.write("broken.yaml", &OLD.replace("echo one >> shipped.txt", "exit 3"));
+    sandbox.write("deploy.yaml", DEPLOY);
+    let dev = sandbox.dev(&["flows"]);
+
+    let plan = sandbox.flowgate(&["deploy", "plan", "new.yaml", "--deploy", "deploy.yaml"]);
+    assert_eq!(plan.code, Some(0), "{plan:?}");
+    assert!(plan.stdout.contains("0 runs finish"), "{plan:?}");
+    assert!(sandbox.flowgate(&["deploy", "status"]).stderr.contains("nothing was deployed yet"));
+
+    let start = ["deploy", "start", "new.yaml", "--deploy", "deploy.yaml", "--author", "ann"];
+    let done = sandbox.flowgate(&start);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(done.stdout.contains("completed"), "{done:?}");
+    assert!(done.stderr.contains("[##····] drain"), "{done:?}");
+    let run = sandbox.flowgate(&["runs", "start", "order", "--wait"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let text = std::fs::read_to_string(sandbox.path("flows/shipped.txt")).unwrap();
+    assert_eq!(text, "two\ntwo\n", "the smoke test, and the run");
+
+    let broken =
+        sandbox.flowgate(&["deploy", "start", "broken.yaml", "--deploy", "deploy.yaml", "--json"]);
+    assert_eq!(broken.code, Some(1), "{broken:?}");
+    let deployment = parsed(&broken.stdout);
+    assert_eq!(deployment["phase"], "rolled_back", "{broken:?}");
+    assert_eq!(deployment["rollback"], "smoke tests failed: ships", "{broken:?}");
+    let report = sandbox.flowgate(&["deploy", "report", "order"]);
+    assert_eq!(report.code, Some(1), "{report:?}");
+    assert!(report.stdout.contains("rolled back"), "{report:?}");
+    let listed = parsed(&sandbox.flowgate(&["deploy", "status", "--json"]).stdout);
+    assert_eq!(listed["items"].as_array().unwrap().len(), 2);
+    assert!(sandbox.flowgate(&["checkpoints", "list"]).stderr.contains("there are none"));
+    drop(dev);
+}
+
+#[test]
+fn a_deployment_that_cannot_begin_says_why() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("flows")).unwrap();
+    sandbox.write("flows/order.yaml", OLD);
+    sandbox.write("wrong.yaml", &OLD.replace("shell", "shel"));
+    sandbox.write("new.yaml", &OLD.replace("one", "two"));
+    sandbox.write("other.yaml", &OLD.replace("order", "unknown"));
+    sandbox.write("slip.yaml", "drain_timeot: 3s\n");
+    sandbox.write("canary.yaml", "strategy: canary\n");
+    let dev = sandbox.dev(&["flows"]);
+    let rows: [(&[&str], i32, &str); 6] = [
+        (&["flows/order.yaml"], 5, "is active already"),
+        (&["wrong.yaml"], 2, "wrong.yaml:4:"),
+        (&["nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
+        (&["other.yaml"], 4, "there is no flow `unknown`"),
+        (&["new.yaml", "--deploy", "slip.yaml"], 2, "drain_timeot"),
+        (&["new.yaml", "--deploy", "canary.yaml"], 2, "canary"),
+    ];
+    for (args, code, message) in rows {
+        let done = sandbox.flowgate(&[&["deploy", "start"], args].concat());
+        assert_eq!(done.code, Some(code), "{args:?}: {done:?}");
+        assert!(done.stderr.contains(message), "{args:?}: {done:?}");
+    }
+    assert!(sandbox.flowgate(&["deploy", "status"]).stderr.contains("nothing was deployed yet"));
+    assert_eq!(sandbox.flowgate(&["deploy", "report", "order"]).code, Some(4));
+    drop(dev);
+}
