@@ -14,6 +14,7 @@ pub(crate) mod dead;
 pub(crate) mod doctor;
 mod document;
 pub(crate) mod flows;
+pub(crate) mod gates;
 mod hooks;
 pub(crate) mod instances;
 mod jobs;
@@ -35,6 +36,7 @@ pub(crate) fn routes() -> Routes {
     let routes = runs::add(routes);
     let routes = hooks::add(routes);
     let routes = flows::add(routes);
+    let routes = gates::add(routes);
     let routes = schedules::add(routes);
     let routes = queues::add(routes);
     let routes = dead::add(routes);

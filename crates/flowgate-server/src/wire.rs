@@ -8,6 +8,7 @@ pub mod dead;
 pub mod doctor;
 pub mod events;
 pub mod flows;
+pub mod gates;
 pub mod instances;
 pub mod jobs;
 pub mod live;
