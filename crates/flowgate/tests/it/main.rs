@@ -15,6 +15,7 @@ mod doctor;
 mod examples;
 mod flows;
 mod help;
+mod hold;
 mod metrics;
 mod polyglot;
 mod queues;
