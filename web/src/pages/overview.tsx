@@ -48,10 +48,12 @@ function FirstRun() {
   );
 }
 
-const TOTAL_NAMES = { running: "Running", waiting: "Waiting", failed: "Failed", completed: "Completed", cancelled: "Cancelled" };
+const TOTAL_NAMES = { held: "Held", running: "Running", waiting: "Waiting", failed: "Failed", completed: "Completed", cancelled: "Cancelled" };
 
 function StatusBand({ overview }: { overview: Overview }) {
-  const order = ["running", "waiting", "failed", "completed", "cancelled"] as const;
+  const all = ["held", "running", "waiting", "failed", "completed", "cancelled"] as const;
+  // Most flows are never held, and a column that is always empty tells nothing.
+  const order = all.filter((status) => status !== "held" || overview.runs.held > 0);
   return (
     <nav class="band" aria-label="runs by status">
       {order.map((status) => (
@@ -90,7 +92,7 @@ function Stuck({ overview }: { overview: Overview }) {
   return (
     <Panel
       title="Open for more than a minute, and why"
-      aside={<a href={href(["runs"], { status: "running,waiting" })}>{plural(overview.stuck_total, "open run")}</a>}
+      aside={<a href={href(["runs"], { status: "held,running,waiting" })}>{plural(overview.stuck_total, "open run")}</a>}
       flush
     >
       {overview.stuck.length === 0 ? (
