@@ -144,7 +144,7 @@ function overview({ world, queues: all, schedules: due }) {
     const failed = world.empty || (place * 31) % 9 ? 0 : (place % 4) + 1;
     return { at: iso(at), started: wave, completed: Math.max(0, wave - failed - (place % 3)), failed };
   });
-  const open = world.runs.filter((run) => isOpen(run) && now - Date.parse(run.started_at) > 60e3);
+  const open = world.runs.filter((run) => isOpen(run) && run.status !== "held" && now - Date.parse(run.started_at) > 60e3);
   const stuck = open.slice(0, 10).map((run) => {
     const reason = whyOf(world, run).reasons[0];
     return { run_id: run.run_id, flow: run.flow, status: run.status, started_at: run.started_at, age_ms: now - Date.parse(run.started_at), step: reason.step, cause: reason.cause, message: reason.message, help: reason.help };

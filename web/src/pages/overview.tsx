@@ -92,7 +92,7 @@ function Stuck({ overview }: { overview: Overview }) {
   return (
     <Panel
       title="Open for more than a minute, and why"
-      aside={<a href={href(["runs"], { status: "held,running,waiting" })}>{plural(overview.stuck_total, "open run")}</a>}
+      aside={<a href={href(["runs"], { status: "running,waiting" })}>{plural(overview.stuck_total, "open run")}</a>}
       flush
     >
       {overview.stuck.length === 0 ? (

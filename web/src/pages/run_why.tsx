@@ -39,7 +39,7 @@ export function WhyPanel({ run, why, error, onDone }: { run: RunDetail; why: Why
                 {verbOf(first)}
               </Button>
             ) : null}
-            {first.cause === "held" ? <a class="button plain" href="/hold">Holds</a> : null}
+            {first.cause === "held" ? <a class="button plain" href="/hold">All holds</a> : null}
             {first.help && !why.fate ? <Help text={first.help} /> : null}
           </div>
         </>
