@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
+use flowgate_core::gate::{Gate, GateState};
 use flowgate_engine::{EngineConfig, SchedulerConfig, instance_id};
 use flowgate_server::HostOptions;
+use flowgate_store::control::GateOutcome;
 use flowgate_store::{MemoryStore, Store};
 use serde_json::{Value, json};
 
@@ -148,6 +150,40 @@ async fn to_hold_what_is_held_and_to_open_what_is_open_changes_nothing() {
     assert_eq!(again["reason"], "first", "{again}");
     assert_eq!(again["generation"], first["generation"]);
     assert_eq!(again["hold_max"], first["hold_max"]);
+}
+
+#[tokio::test]
+async fn what_a_closed_gate_does_not_take_is_refused_with_its_code() {
+    let world = World::new(&[ONE_STEP]).await;
+    let before = world.start("one").await;
+    set(&world, r#"{"state":"holding"}"#).await;
+    let (status, refused) =
+        world.post(&format!("/runs/{before}/retry"), r#"{"from":"only"}"#).await;
+    assert_eq!((status.as_u16(), &refused["error"]["code"]), (409, &json!("gate_closed")));
+    world.start("one").await;
+    // Nobody leads here, so it goes on letting go.
+    let gate = set(&world, r#"{"state":"open","rate":5}"#).await;
+    assert_eq!((&gate["state"], &gate["replay_rate"]), (&json!("replaying"), &json!(5)));
+    assert_eq!(gate["held"], 1);
+    let (status, refused) = put(&world, "one", r#"{"state":"holding"}"#).await;
+    assert_eq!((status.as_u16(), &refused["error"]["code"]), (409, &json!("gate_closed")));
+    let flow = "one".into();
+    let gate = Gate {
+        generation: 3,
+        state: GateState::Draining,
+        deployment: Some("d-7".into()),
+        ..Gate::default()
+    };
+    let outcome = world.engine.store().set_gate(&flow, &gate, false).await;
+    assert_eq!(outcome.expect("the store is there"), GateOutcome::Set);
+    for change in [r#"{"state":"holding"}"#, r#"{"state":"open"}"#] {
+        let (status, refused) = put(&world, "one", change).await;
+        assert_eq!((status.as_u16(), &refused["error"]["code"]), (409, &json!("gate_closed")));
+        let message = refused["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.contains("the deployment d-7"), "{message}");
+    }
+    let (_, shown) = world.get("/flows/one/gate").await;
+    assert_eq!((&shown["state"], &shown["deployment"]), (&json!("draining"), &json!("d-7")));
 }
 
 #[tokio::test]
