@@ -162,6 +162,39 @@ test("a failed run is retried on the revision that is mended", async () => {
   });
 });
 
+test("a flow is held in the page, every page says so, and it is let go", async () => {
+  await visit("/hold", async (page) => {
+    await page.getByText("No flow was ever held").waitFor();
+    await page.getByRole("button", { name: "Hold a flow…" }).click();
+    const dialog = page.getByRole("dialog");
+    await dialog.getByLabel("Flow").selectOption("quick");
+    await dialog.getByLabel("Reason").fill("a drill");
+    await dialog.getByLabel("At most").fill("0");
+    assert.equal(await dialog.getByRole("button", { name: "Hold", exact: true }).isDisabled(), true);
+    await dialog.getByLabel("At most").fill("10");
+    await dialog.getByRole("button", { name: "Hold", exact: true }).click();
+    await page.getByRole("row", { name: /quick holding 0 .*a drill/ }).waitFor();
+  });
+  const run = await instance.run("quick");
+  assert.equal((await instance.get(`/runs/${run}`)).status, "held");
+  await visit(`/runs/${run}`, async (page) => {
+    await hasStatus(page, "held");
+    await page.locator('.why[data-cause="held"]', { hasText: "a drill" }).waitFor();
+    await page.getByText("flowgate hold off quick").waitFor();
+    assert.equal(await page.getByRole("button", { name: "Signal…" }).count(), 0, "it takes no signal");
+  });
+  await visit("/flows", (page) => page.getByRole("row", { name: /quick/ }).getByText("holding, 1 held").waitFor());
+  await visit("/runs?status=held", (page) => page.locator("table.runs tr", { hasText: "held" }).first().waitFor());
+  await visit("/flows/quick", async (page) => {
+    await page.getByText("holding, 1 held").waitFor();
+    await page.getByRole("button", { name: "Let go…" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Let go", exact: true }).click();
+    await instance.settled(run, "completed");
+    await page.getByRole("button", { name: "Hold…" }).waitFor();
+    assert.equal(await page.locator(".gate-badge").count(), 0);
+  });
+});
+
 test("each of six causes of being stuck is explained where one looks first", async () => {
   await instance.call("PATCH", "/queues/mail", { paused: true });
   const rows = [
@@ -312,7 +345,7 @@ test("a lost connection is shown, and the page goes on by itself when the proces
 test("keys reach every page, and every control can be reached by keys", async () => {
   await visit("/", async (page) => {
     await page.locator(".band").waitFor();
-    for (const [key, path] of [["r", "/runs"], ["f", "/flows"], ["s", "/schedules"], ["q", "/queues"], ["d", "/dead"], ["u", "/subscribers"], ["i", "/instances"], ["p", "/deployments"], ["o", "/"]]) {
+    for (const [key, path] of [["r", "/runs"], ["f", "/flows"], ["s", "/schedules"], ["h", "/hold"], ["q", "/queues"], ["d", "/dead"], ["u", "/subscribers"], ["i", "/instances"], ["p", "/deployments"], ["o", "/"]]) {
       await page.keyboard.press("g");
       await page.keyboard.press(key);
       await page.waitForURL((url) => url.pathname === path);
@@ -334,7 +367,7 @@ test("texts that try to be code are shown as texts in every field", async () => 
     "/", "/runs", `/runs?search=${encodeURIComponent(XSS[0])}`, `/runs?tag=${encodeURIComponent(`note=${XSS[1]}`)}`,
     `/runs/${run}`, `/runs/${run}?tab=logs`, `/runs/${run}?tab=data`, `/runs/${run}?step=first`, `/runs/${run}?step=second`,
     `/runs/${waiting}`, "/flows", "/flows/evil", "/flows/evil?tab=file", "/flows/evil?start=1", "/schedules", "/schedules/evil%2Fnightly",
-    "/dead", "/dead?view=list", "/queues", "/subscribers", "/instances",
+    "/dead", "/dead?view=list", "/hold", "/queues", "/subscribers", "/instances",
     `/flows/${encodeURIComponent(XSS[1])}`, `/runs?flow=${encodeURIComponent(XSS[0])}&since=${encodeURIComponent(XSS[1])}`,
   ];
   for (const path of pages) {
@@ -362,7 +395,7 @@ test("every page is drawn light and dark, wide and narrow, without a scroll bar 
   const pages = {
     overview: "/", runs: "/runs", "run-failed": `/runs/${failed}`, "run-waiting": `/runs/${waiting}`, "run-completed": `/runs/${done}`,
     "run-logs": `/runs/${done}?tab=logs`, "run-data": `/runs/${done}?tab=data`, flows: "/flows", flow: "/flows/order", "flow-start": "/flows/order?start=1",
-    schedules: "/schedules", schedule: "/schedules/evil%2Fnightly", queues: "/queues", dead: "/dead", "dead-list": "/dead?view=list",
+    schedules: "/schedules", schedule: "/schedules/evil%2Fnightly", hold: "/hold", queues: "/queues", dead: "/dead", "dead-list": "/dead?view=list",
     subscribers: "/subscribers", instances: "/instances", deployments: "/deployments",
   };
   for (const theme of ["light", "dark"]) {

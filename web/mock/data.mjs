@@ -128,7 +128,7 @@ export function make(now) {
 }
 
 function add(world, flow, status, startedAt, tookMs, more = {}) {
-  const isOpen = status === "running" || status === "waiting";
+  const isOpen = ["held", "running", "waiting"].includes(status);
   const item = {
     run_id: runId(startedAt), flow: flow.flow, revision: flow.revision, status,
     started_at: iso(startedAt), updated_at: iso(startedAt + tookMs), ended_at: isOpen ? null : iso(startedAt + tookMs),
@@ -200,6 +200,11 @@ function stuck(world) {
   put(world.flows.get("nightly-report"), "running", 3, { collect: "succeeded", render: "succeeded", send: "queued" }, () => [
     { step: "send", cause: "queued", queue: "mail", since: iso(at(3)), message: `\`send\` is due since ${iso(at(3))} and waits in the queue \`mail\`, which is paused`, help: "flowgate queues resume mail" },
   ]);
+  for (let minutes = 14; minutes > 1; minutes -= 1) {
+    put(crm, "held", minutes, {}, () => [
+      { step: null, cause: "held", flow: "import.customers", gate: "holding", since: iso(at(minutes)), message: `the run is held: the gate of \`import.customers\` is holding, and it waits there since ${iso(at(minutes))}: the warehouse is being moved`, help: "flowgate hold off import.customers" },
+    ]);
+  }
   put(world.flows.get("nightly-report"), "waiting", 2, { collect: "waiting" }, () => [
     { step: "collect", cause: "timer", due_at: iso(world.now + 3600e3), message: `\`collect\` waits for its timer, which is due at ${iso(world.now + 3600e3)}`, help: null },
   ]);

@@ -24,7 +24,7 @@ export function start(port, folder, options = {}) {
   }
   const live = new Set();
   const streams = new Map();
-  const context = { world, live, streams, queues: queues(world), schedules: schedules(world), dead: new Set() };
+  const context = { world, live, streams, queues: queues(world), gates: gates(world), schedules: schedules(world), dead: new Set() };
   const ticker = setInterval(() => move(context), 1_500);
   const beat = setInterval(() => {
     for (const client of live) client.write(`event: tick\ndata: ${JSON.stringify({ now: iso(Date.now()) })}\n\n`);
@@ -102,7 +102,10 @@ function route(context, method, path, query, body, request, response) {
     case "live":
       return stream(response, context.live);
     case "flows":
+      if (verb === "gate") return gateRoute(context, method, name, body);
       return flows(context, name, verb, query);
+    case "gates":
+      return { items: [...context.gates.values()].map((gate) => gateOf(context, gate)) };
     case "schedules":
       return schedulesRoute(context, method, name, verb, query, body);
     case "queues":
@@ -130,8 +133,8 @@ function stream(response, set) {
   return STREAMED;
 }
 
-const counts = (runs) => Object.fromEntries(["running", "waiting", "completed", "failed", "cancelled"].map((status) => [status, runs.filter((run) => run.status === status).length]));
-const isOpen = (run) => run.status === "running" || run.status === "waiting";
+const counts = (runs) => Object.fromEntries(["held", "running", "waiting", "completed", "failed", "cancelled"].map((status) => [status, runs.filter((run) => run.status === status).length]));
+const isOpen = (run) => ["held", "running", "waiting"].includes(run.status);
 
 function overview({ world, queues: all, schedules: due }) {
   const now = Date.now();
@@ -141,7 +144,7 @@ function overview({ world, queues: all, schedules: due }) {
     const failed = world.empty || (place * 31) % 9 ? 0 : (place % 4) + 1;
     return { at: iso(at), started: wave, completed: Math.max(0, wave - failed - (place % 3)), failed };
   });
-  const open = world.runs.filter((run) => isOpen(run) && now - Date.parse(run.started_at) > 60e3);
+  const open = world.runs.filter((run) => isOpen(run) && run.status !== "held" && now - Date.parse(run.started_at) > 60e3);
   const stuck = open.slice(0, 10).map((run) => {
     const reason = whyOf(world, run).reasons[0];
     return { run_id: run.run_id, flow: run.flow, status: run.status, started_at: run.started_at, age_ms: now - Date.parse(run.started_at), step: reason.step, cause: reason.cause, message: reason.message, help: reason.help };
@@ -258,14 +261,15 @@ function startRun(context, body) {
   if (flow.flow === "order" && !body.input?.orderId) refuse(422, "input_invalid", "the input does not meet the schema: `orderId` must be at least 1", "see the schema of the flow");
   const known = body.key && world.runs.find((run) => run.key === body.key);
   if (known) return { run_id: known.run_id, flow: known.flow, status: known.status, existed: true };
+  const isHeld = (context.gates.get(flow.flow) ?? OPEN).state !== "open";
   const now = Date.now();
   const time = now.toString(16).padStart(12, "0");
   const run = {
-    run_id: `${time.slice(0, 8)}-${time.slice(8)}-7000-8000-${String(world.runs.length).padStart(12, "0")}`, flow: flow.flow, revision: flow.revision, status: "running",
+    run_id: `${time.slice(0, 8)}-${time.slice(8)}-7000-8000-${String(world.runs.length).padStart(12, "0")}`, flow: flow.flow, revision: flow.revision, status: isHeld ? "held" : "running",
     started_at: iso(now), updated_at: iso(now), ended_at: null, duration_ms: null, key: body.key ?? null, tags: body.tags ?? {}, retry_of: body.retry_of ?? null, failure: null,
   };
   world.runs.unshift(run);
-  world.details.set(run.run_id, Object.fromEntries([[flow.steps[0].name, "running"]]));
+  world.details.set(run.run_id, isHeld ? {} : Object.fromEntries([[flow.steps[0].name, "running"]]));
   tell(context, run, "run.started", null, { input: body.input ?? null }, "");
   world.why.set(run.run_id, (each) => stepsOf(world, each).filter((step) => step.state === "running" || step.state === "waiting").map((step) => ({ step: step.name, cause: "leased", message: `\`${step.name}\` is running: attempt 1 on instance web-1-a41c`, help: null })));
   return { run_id: run.run_id, flow: run.flow, revision: run.revision, status: run.status, existed: false };
@@ -387,6 +391,41 @@ function queues(world) {
     row("default", 3, 41, 1_200), row("payments", 12, 3, 9_400, { concurrency: 8, rate: "20/s" }), row("mail", 184, 0, 780_000, { paused: true }),
     row("warehouse", 0, 2, 0), row("crm", 22, 0, 540_000, { concurrency: 2 }), row("score", 1, 0, 780_000, { served_by: [] }),
   ];
+}
+
+function gates(world) {
+  const all = [
+    { ...OPEN, flow: "heartbeat", generation: 3, set_at: iso(world.now - 2 * 3600e3) },
+    { ...OPEN, flow: "import.customers", state: "holding", generation: 1, reason: "the warehouse is being moved; ask ops before you let it go", deadline: iso(world.now + 1500e3), set_at: iso(world.now - 900e3) },
+    { ...OPEN, flow: "order", state: "replaying", generation: 2, reason: "the bank did not answer", replay_rate: 10, set_at: iso(world.now - 20e3) },
+  ];
+  return new Map(world.empty ? [] : all.map((gate) => [gate.flow, gate]));
+}
+
+const OPEN = { state: "open", generation: 0, hold_max: 100_000, reason: null, deadline: null, replay_rate: null, deployment: null, set_at: null };
+
+/** A gate with what it holds; one that lets go is open when nothing is left. */
+function gateOf({ world }, gate) {
+  const held = world.runs.filter((run) => run.flow === gate.flow && run.status === "held");
+  const oldest = held.at(-1)?.started_at ?? null;
+  return { ...gate, held: held.length, oldest_at: oldest, age_ms: oldest ? Date.now() - Date.parse(oldest) : null };
+}
+
+function gateRoute(context, method, flow, body) {
+  if (!context.world.flows.has(flow)) refuse(404, "flow_not_found", `there is no flow \`${flow}\``, "see `flowgate flows list`");
+  const gate = context.gates.get(flow) ?? { ...OPEN, flow };
+  if (method === "PUT") {
+    const set = { ...gate, generation: gate.generation + 1, set_at: iso(Date.now()) };
+    if (body.state === "holding") context.gates.set(flow, { ...set, state: "holding", reason: body.reason ?? null, hold_max: body.hold_max ?? 100_000 });
+    else {
+      for (const run of context.world.runs.filter((each) => each.flow === flow && each.status === "held")) {
+        run.status = "running";
+        tell(context, run, "run.released", null, {}, "");
+      }
+      context.gates.set(flow, { ...OPEN, flow, generation: set.generation, set_at: set.set_at });
+    }
+  }
+  return gateOf(context, context.gates.get(flow) ?? gate);
 }
 
 function queuesRoute(context, method, name, body) {

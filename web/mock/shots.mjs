@@ -31,6 +31,8 @@ const pages = {
   "flow-start": "/flows/order?start=1",
   schedules: "/schedules",
   schedule: "/schedules/nightly-report%2Fnightly",
+  hold: "/hold",
+  "run-held": `/runs/${byCause("held")}`,
   queues: "/queues",
   dead: "/dead",
   "dead-list": "/dead?view=list",

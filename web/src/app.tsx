@@ -16,6 +16,7 @@ import { DeadPage } from "./pages/dead";
 import { DeploymentsPage } from "./pages/deployments";
 import { FlowPage } from "./pages/flow";
 import { FlowsPage } from "./pages/flows";
+import { HoldPage } from "./pages/hold";
 import { InstancesPage } from "./pages/instances";
 import { LoginPage } from "./pages/login";
 import { OverviewPage } from "./pages/overview";
@@ -43,6 +44,7 @@ const NAVIGATION: Entry[][] = [
     { name: "Schedules", path: "/schedules", icon: "schedules", key: "s" },
   ],
   [
+    { name: "Hold", path: "/hold", icon: "hold", key: "h" },
     { name: "Queues", path: "/queues", icon: "queues", key: "q" },
     { name: "Dead letters", path: "/dead", icon: "dead", key: "d" },
     { name: "Subscribers", path: "/subscribers", icon: "subscribers", key: "u" },
@@ -145,6 +147,8 @@ function Content({ route }: { route: Route }) {
       return <SchedulesPage />;
     case "schedule":
       return <SchedulePage key={route.name} name={route.name} />;
+    case "hold":
+      return <HoldPage />;
     case "queues":
       return <QueuesPage />;
     case "dead":

@@ -10,6 +10,7 @@ test("every page has an address", () => {
     ["/runs/019a8b2c-1f3e", { page: "run", run: "019a8b2c-1f3e" }],
     ["/flows/order", { page: "flow", flow: "order" }],
     ["/schedules/order%2Fnightly", { page: "schedule", name: "order/nightly" }],
+    ["/hold", { page: "hold" }],
     ["/queues", { page: "queues" }],
     ["/dead", { page: "dead" }],
     ["/subscribers", { page: "subscribers" }],
@@ -41,10 +42,10 @@ test("a change of a query keeps what it does not name", () => {
 });
 
 test("the filter of the address is the filter of the API", () => {
-  const filter = filterOf(new URLSearchParams("status=failed,running,nonsense&flow=order&tag=tenant=a=b&tag=bad&since=1h&search=019a"));
-  expect(filter).toEqual({ flow: "order", status: ["running", "failed"], tags: ["tenant=a=b"], since: "1h", until: "", search: "019a" });
-  expect(apiQuery(filter, 50, "c1")).toBe("flow=order&status=running%2Cfailed&tag=tenant%3Da%3Db&since=1h&search=019a&limit=50&after=c1");
-  expect(bulkFilter(filter)).toEqual({ flow: "order", status: ["running", "failed"], tags: { tenant: "a=b" }, since: "1h" });
+  const filter = filterOf(new URLSearchParams("status=failed,running,held,nonsense&flow=order&tag=tenant=a=b&tag=bad&since=1h&search=019a"));
+  expect(filter).toEqual({ flow: "order", status: ["held", "running", "failed"], tags: ["tenant=a=b"], since: "1h", until: "", search: "019a" });
+  expect(apiQuery(filter, 50, "c1")).toBe("flow=order&status=held%2Crunning%2Cfailed&tag=tenant%3Da%3Db&since=1h&search=019a&limit=50&after=c1");
+  expect(bulkFilter(filter)).toEqual({ flow: "order", status: ["held", "running", "failed"], tags: { tenant: "a=b" }, since: "1h" });
 });
 
 test("no filter is empty, and any part makes it not so", () => {

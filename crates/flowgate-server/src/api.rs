@@ -15,6 +15,7 @@ mod deployments;
 pub(crate) mod doctor;
 mod document;
 pub(crate) mod flows;
+pub(crate) mod gates;
 mod hooks;
 pub(crate) mod instances;
 mod jobs;
@@ -37,6 +38,7 @@ pub(crate) fn routes() -> Routes {
     let routes = hooks::add(routes);
     let routes = flows::add(routes);
     let routes = deployments::add(routes);
+    let routes = gates::add(routes);
     let routes = schedules::add(routes);
     let routes = queues::add(routes);
     let routes = dead::add(routes);

@@ -46,6 +46,7 @@ pub mod ops {
     pub use crate::api::dead::ops as dead;
     pub use crate::api::doctor::ops as doctor;
     pub use crate::api::flows::ops as flows;
+    pub use crate::api::gates::ops as gates;
     pub use crate::api::instances::ops as instances;
     pub use crate::api::queues::ops as queues;
     pub use crate::api::runs::ops as runs;

@@ -9,6 +9,7 @@ pub mod deployments;
 pub mod doctor;
 pub mod events;
 pub mod flows;
+pub mod gates;
 pub mod instances;
 pub mod jobs;
 pub mod live;

@@ -23,6 +23,7 @@ mod deploy;
 mod dev;
 mod doctor;
 mod flows;
+mod hold;
 mod instances;
 mod openapi;
 mod queues;
@@ -129,6 +130,8 @@ enum Command {
     Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
     Why(why::Args),
+    /// Hold what starts of a flow, and let it go again
+    Hold(hold::Args),
     /// Look at queues, pause and resume them, and limit them
     Queues(queues::Args),
     /// Look at failed runs that nobody has dealt with, try them again or drop them
@@ -217,6 +220,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
+        Command::Hold(args) => block_on(hold::run(app, args)),
         Command::Queues(args) => block_on(queues::run(app, args)),
         Command::Dead(args) => block_on(dead::run(app, args)),
         Command::Instances(args) => block_on(instances::run(app, args)),
@@ -294,6 +298,7 @@ impl Global {
             | Command::Runs(_)
             | Command::Schedules(_)
             | Command::Why(_)
+            | Command::Hold(_)
             | Command::Queues(_)
             | Command::Dead(_)
             | Command::Instances(_)

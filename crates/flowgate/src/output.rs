@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
+use flowgate_core::gate::GateState;
 use flowgate_core::ids::RunId;
 use flowgate_core::run::{RunStatus, StepState};
 use flowgate_store::Level;
@@ -156,6 +157,15 @@ impl Cell {
 
     pub(crate) fn status(status: RunStatus) -> Self {
         Self { text: status.as_str().to_owned(), style: status_style(status) }
+    }
+
+    pub(crate) fn gate(state: GateState) -> Self {
+        let color = match state {
+            GateState::Open => AnsiColor::Green,
+            GateState::Draining | GateState::Holding => AnsiColor::Blue,
+            GateState::Replaying => AnsiColor::Cyan,
+        };
+        Self { text: state.as_str().to_owned(), style: color.on_default() }
     }
 
     pub(crate) fn level(level: Level) -> Self {

@@ -49,6 +49,15 @@ impl Progress {
 
     /// Takes the next event of the run.
     pub(crate) fn note(&mut self, flow: &Flow, stored: &StoredEvent) {
+        if let Event::RunStarted(started) = &stored.event
+            && started.hold.is_some()
+        {
+            let flow = &flow.name;
+            self.say(&format!("the run is held; let it go with\n  flowgate hold off {flow}"));
+        }
+        if matches!(stored.event, Event::RunReleased { .. }) {
+            self.say("the run is let go");
+        }
         let Some(index) = stored.event.step().and_then(|name| flow.step_index(name)) else {
             return;
         };

@@ -185,6 +185,15 @@ impl Reach {
         read(&self.ask(Method::POST, path, Some(body)).await?)
     }
 
+    pub(crate) async fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, Failure> {
+        let body = serde_json::to_string(body).expect("a request has a JSON form");
+        read(&self.ask(Method::PUT, path, Some(body)).await?)
+    }
+
     pub(crate) async fn patch<T: DeserializeOwned>(
         &self,
         path: &str,

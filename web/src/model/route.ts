@@ -10,6 +10,7 @@ export type Route =
   | { page: "flow"; flow: string }
   | { page: "schedules" }
   | { page: "schedule"; name: string }
+  | { page: "hold" }
   | { page: "queues" }
   | { page: "dead" }
   | { page: "subscribers" }
@@ -46,6 +47,7 @@ export function routeOf(path: string): Route {
     case "runs":
     case "flows":
     case "schedules":
+    case "hold":
     case "queues":
     case "dead":
     case "subscribers":

@@ -32,7 +32,7 @@ export function get<T>(path: string, signal?: AbortSignal): Promise<T> {
 }
 
 export async function call<T>(
-  method: "GET" | "POST" | "PATCH" | "DELETE",
+  method: "GET" | "POST" | "PUT" | "PATCH" | "DELETE",
   path: string,
   body?: unknown,
   signal?: AbortSignal,

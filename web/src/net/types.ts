@@ -2,12 +2,12 @@
 
 export type Json = null | boolean | number | string | Json[] | { [key: string]: Json };
 
-export type RunStatus = "running" | "waiting" | "completed" | "failed" | "cancelled";
+export type RunStatus = "held" | "running" | "waiting" | "completed" | "failed" | "cancelled";
 export type StepState =
   | "pending" | "queued" | "running" | "waiting" | "succeeded" | "failed" | "skipped" | "cancelled";
 export type Scope = "read" | "run" | "deploy" | "admin";
 
-export const RUN_STATUSES: RunStatus[] = ["running", "waiting", "completed", "failed", "cancelled"];
+export const RUN_STATUSES: RunStatus[] = ["held", "running", "waiting", "completed", "failed", "cancelled"];
 
 export type RunCounts = Record<RunStatus, number>;
 
@@ -167,6 +167,24 @@ export interface QueueItem {
   oldest_due_at: string | null;
   oldest_age_ms: number | null;
   served_by?: string[] | null;
+}
+
+export type GateState = "open" | "draining" | "holding" | "replaying";
+
+/** The gate of a flow: whether a start begins a run, and what it holds if not. */
+export interface GateItem {
+  flow: string;
+  state: GateState;
+  generation: number;
+  held: number;
+  hold_max: number;
+  oldest_at: string | null;
+  age_ms: number | null;
+  reason: string | null;
+  deadline: string | null;
+  replay_rate: number | null;
+  deployment: string | null;
+  set_at: string | null;
 }
 
 export interface TermItem {

@@ -6,12 +6,13 @@ import { useForbidden } from "../model/session";
 import { plural } from "../model/words";
 import { apiPath, get } from "../net/api";
 import { useReloadOnRuns, useResource } from "../net/resource";
-import type { FlowDetail, Page, RevisionItem, RunItem, StepDef } from "../net/types";
+import type { FlowDetail, GateItem, Page, RevisionItem, RunItem, StepDef } from "../net/types";
 import { Ago, Button, Clipped, Command, Empty, Facts, Loading, Panel, Problem, Revision, RunLink, State, Table, Tabs, Took, type Column } from "../ui/basics";
 import { FlowGraph } from "../ui/graph";
 import { JsonTree } from "../ui/json_tree";
 import { Counts } from "./flows";
 import { StartDialog } from "./flow_start";
+import { GateBadge, HoldDialog, LetGoDialog } from "./hold";
 import { StartsOn } from "./run_step";
 
 export function FlowPage({ flow }: { flow: string }) {
@@ -21,12 +22,16 @@ export function FlowPage({ flow }: { flow: string }) {
   const { data, error, reload } = useResource<FlowDetail>(path + (revision ? `?revision=${encodeURIComponent(revision)}` : ""));
   const revisions = useResource<Page<RevisionItem>>(path + "/revisions");
   const runs = useResource<Page<RunItem>>(`/runs?limit=8&flow=${encodeURIComponent(flow)}`);
+  const gate = useResource<GateItem>(path + "/gate", { every: 10_000 });
   useReloadOnRuns(() => {
+    gate.reload();
     runs.reload();
     revisions.reload();
   }, 3_000, (live) => live.runs.some((run) => run.flow === flow));
+  const [gating, setGating] = useState(false);
   const [starting, setStarting] = useState(query.has("start"));
   const forbidden = useForbidden("run");
+  const ungated = useForbidden("deploy");
   if (!data) return error ? <Problem error={error} retry={reload} /> : <Loading rows={8} />;
   const step = query.get("step");
   const tab = query.get("tab") ?? "steps";
@@ -36,7 +41,7 @@ export function FlowPage({ flow }: { flow: string }) {
       <header class="page-head">
         <div class="page-title">
           <p class="crumbs"><a href="/flows">Flows</a></p>
-          <h1>{data.flow}</h1>
+          <h1>{data.flow} <GateBadge gate={gate.data} /></h1>
           {data.description ? <p class="muted">{data.description}</p> : null}
           <p class="run-facts muted">
             <span>revision <Revision revision={data.revision} /> {data.active ? <State state="active" /> : <State state="inactive" label="not the active one" />}</span>
@@ -47,6 +52,7 @@ export function FlowPage({ flow }: { flow: string }) {
         </div>
         <div class="actions">
           <a class="button plain" href={href(["runs"], { flow })}>Runs</a>
+          {gate.data ? <GateButton gate={gate.data} forbidden={ungated} onClick={() => setGating(true)} /> : null}
           <Button kind="primary" disabled={forbidden !== undefined} title={forbidden} onClick={() => setStarting(true)}>Start a run…</Button>
         </div>
       </header>
@@ -68,12 +74,25 @@ export function FlowPage({ flow }: { flow: string }) {
         {tab === "revisions" ? <Revisions flow={flow} shown={data.revision} items={revisions.data?.items ?? null} error={revisions.error} onShow={(each) => setQuery({ revision: each })} /> : null}
         {tab === "file" ? <div class="data"><JsonTree value={data.file} label="the flow file" /></div> : null}
       </section>
+      {gating && gate.data ? <GateDialog gate={gate.data} onClose={() => setGating(false)} onDone={gate.reload} /> : null}
       {starting ? <StartDialog flow={data} onClose={() => {
         setStarting(false);
         setQuery({ start: null }, "replace");
       }} /> : null}
     </>
   );
+}
+
+function GateButton({ gate, forbidden, onClick }: { gate: GateItem; forbidden: string | undefined; onClick: () => void }) {
+  const because = gate.state !== "open" && gate.deployment ? "its deployment opens it" : forbidden;
+  return <Button disabled={because !== undefined} title={because} onClick={onClick}>{gate.state === "open" ? "Hold…" : "Let go…"}</Button>;
+}
+
+/** Holds a flow that is not held, and lets go one that is; which it was when the dialog was opened. */
+function GateDialog({ gate, onClose, onDone }: { gate: GateItem; onClose: () => void; onDone: () => void }) {
+  const [first] = useState(gate);
+  if (first.state === "open") return <HoldDialog flow={first.flow} onClose={onClose} onDone={onDone} />;
+  return <LetGoDialog gate={first} onClose={onClose} onDone={onDone} />;
 }
 
 const STEP_COLUMNS: Column<StepDef>[] = [

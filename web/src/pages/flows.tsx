@@ -1,15 +1,22 @@
 /** All flows. */
 
-import { count, plural } from "../model/words";
+import { closed } from "../model/gates";
 import { href } from "../model/route";
+import { count, plural } from "../model/words";
 import { useReloadOnRuns, useResource } from "../net/resource";
-import { RUN_STATUSES, type FlowItem, type Page, type RunCounts, type RunStatus } from "../net/types";
+import { RUN_STATUSES, type FlowItem, type GateItem, type Page, type RunCounts, type RunStatus } from "../net/types";
 import { Ago, Clipped, Command, Empty, FlowLink, Loading, PageHead, Problem, Revision, Table, type Column } from "../ui/basics";
 import { Glyph } from "../ui/icons";
+import { GateBadge } from "./hold";
 
 export function FlowsPage() {
   const { data, error, reload } = useResource<Page<FlowItem>>("/flows", { every: 30_000 });
-  useReloadOnRuns(reload, 5_000);
+  const gates = useResource<Page<GateItem>>("/gates", { every: 10_000 });
+  useReloadOnRuns(() => {
+    reload();
+    gates.reload();
+  }, 5_000);
+  const held = closed(gates.data?.items ?? []);
   return (
     <>
       <PageHead title="Flows" about={data ? plural(data.items.length, "flow") : " "} />
@@ -21,18 +28,18 @@ export function FlowsPage() {
           <Command text="flowgate dev flows/" />
         </Empty>
       ) : null}
-      {data && data.items.length > 0 ? <Table label="flows" columns={COLUMNS} rows={data.items} keyOf={(flow) => flow.flow} /> : null}
+      {data && data.items.length > 0 ? <Table label="flows" columns={columnsOf(held)} rows={data.items} keyOf={(flow) => flow.flow} /> : null}
     </>
   );
 }
 
-const COLUMNS: Column<FlowItem>[] = [
+const columnsOf = (held: Map<string, GateItem>): Column<FlowItem>[] => [
   {
     name: "Flow",
     class: "cell-main",
     cell: (flow) => (
       <div class="two-lines">
-        <FlowLink flow={flow.flow} />
+        <span><FlowLink flow={flow.flow} /> <GateBadge gate={held.get(flow.flow)} /></span>
         {flow.description ? <Clipped text={flow.description} class="muted" /> : null}
       </div>
     ),

@@ -48,10 +48,12 @@ function FirstRun() {
   );
 }
 
-const TOTAL_NAMES = { running: "Running", waiting: "Waiting", failed: "Failed", completed: "Completed", cancelled: "Cancelled" };
+const TOTAL_NAMES = { held: "Held", running: "Running", waiting: "Waiting", failed: "Failed", completed: "Completed", cancelled: "Cancelled" };
 
 function StatusBand({ overview }: { overview: Overview }) {
-  const order = ["running", "waiting", "failed", "completed", "cancelled"] as const;
+  const all = ["held", "running", "waiting", "failed", "completed", "cancelled"] as const;
+  // Most flows are never held, and a column that is always empty tells nothing.
+  const order = all.filter((status) => status !== "held" || overview.runs.held > 0);
   return (
     <nav class="band" aria-label="runs by status">
       {order.map((status) => (

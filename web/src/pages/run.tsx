@@ -2,6 +2,7 @@
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { NONE, withNewer, withOlder, type EventList } from "../model/events";
+import { isOpen as isOpenStatus } from "../model/gates";
 import { href, useQuery } from "../model/route";
 import { span } from "../model/time";
 import { count, plural, shortId } from "../model/words";
@@ -35,7 +36,7 @@ export function RunPage({ run }: { run: string }) {
     why.reload();
     timeline.reload();
   }, RELOAD_MS);
-  const isOpen = data !== null && data.ended_at === null && (data.status === "running" || data.status === "waiting");
+  const isOpen = data !== null && data.ended_at === null && isOpenStatus(data.status);
   useLiveWhile(data !== null && !isOpen);
   const events = useEvents(run, isOpen, reload);
   // What a run waits for may change without an event of its own, such as a lease that ends.

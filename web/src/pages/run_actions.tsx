@@ -1,6 +1,7 @@
 /** What can be done to a run. */
 
 import { useState } from "preact/hooks";
+import { isOpen as isOpenStatus } from "../model/gates";
 import { parse, pretty } from "../model/json";
 import { navigate } from "../model/route";
 import { useForbidden } from "../model/session";
@@ -19,7 +20,7 @@ type Open = "cancel" | "retry" | "signal" | null;
 export function RunActions({ run, why, onDone }: { run: RunDetail; why: Why | null; onDone: () => void }) {
   const [open, setOpen] = useState<Open>(null);
   const forbidden = useForbidden("run");
-  const isOpen = run.status === "running" || run.status === "waiting";
+  const isOpen = isOpenStatus(run.status);
   const close = () => setOpen(null);
   const waits = why?.reasons.filter(isSignal) ?? [];
   return (
@@ -27,7 +28,9 @@ export function RunActions({ run, why, onDone }: { run: RunDetail; why: Why | nu
       <a class="button plain" href={`/api/v1${apiPath("runs", run.run_id)}/export`} download={`run-${run.run_id}.ndjson`}>Export</a>
       {isOpen ? (
         <>
-          <Button disabled={forbidden !== undefined} title={forbidden} onClick={() => setOpen("signal")}>Signal…</Button>
+          {run.status === "held" ? null : (
+            <Button disabled={forbidden !== undefined} title={forbidden} onClick={() => setOpen("signal")}>Signal…</Button>
+          )}
           <Button kind="danger" disabled={forbidden !== undefined} title={forbidden} onClick={() => setOpen("cancel")}>Cancel…</Button>
         </>
       ) : (

@@ -106,6 +106,7 @@ function EventRow({ event, top, started, chosen, onChoose }: { event: EventItem;
 function kindOf(type: string): string {
   if (type.endsWith(".failed") || type === "step.lost") return "bad";
   if (type === "run.completed" || type === "step.succeeded") return "good";
+  if (type === "run.released") return "running";
   if (type === "step.started") return "running";
   if (type.startsWith("signal.") || type === "step.waiting" || type === "step.parked") return "waiting";
   return "other";

@@ -1,6 +1,7 @@
 /** The step that was chosen in the picture; without one, all of them in a list. */
 
 import { useState } from "preact/hooks";
+import { isOpen } from "../model/gates";
 import { useForbidden } from "../model/session";
 import type { Attempt, FlowDetail, RunDetail, Why } from "../net/types";
 import { Ago, Button, Clipped, Copy, Facts, Message, Panel, State, Took } from "../ui/basics";
@@ -59,7 +60,7 @@ function StepDetail(props: {
   const def = props.flow?.steps.find((step) => step.name === name);
   const reason = props.why?.reasons.find((each) => each.step === name) ?? null;
   const attempts = props.attempts.filter((attempt) => attempt.step === name);
-  const isOver = run.status !== "running" && run.status !== "waiting";
+  const isOver = !isOpen(run.status);
   if (!view) return null;
   return (
     <Panel

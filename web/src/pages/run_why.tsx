@@ -10,6 +10,7 @@ import { SignalDialog } from "./run_actions";
 const MORE_SHOWN = 4;
 
 const QUESTION = {
+  held: "Why it has not begun",
   running: "Why it is not finished",
   waiting: "What it waits for",
   failed: "Why it failed",
@@ -38,6 +39,7 @@ export function WhyPanel({ run, why, error, onDone }: { run: RunDetail; why: Why
                 {verbOf(first)}
               </Button>
             ) : null}
+            {first.cause === "held" ? <a class="button plain" href="/hold">All holds</a> : null}
             {first.help && !why.fate ? <Help text={first.help} /> : null}
           </div>
         </>

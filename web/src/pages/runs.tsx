@@ -1,6 +1,7 @@
 /** All runs: found by filter and search, page by page, and steered several at once. */
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { isOpen } from "../model/gates";
 import { navigate, useQuery } from "../model/route";
 import { apiQuery, filterOf, isEmpty, splitTag, type RunsFilter } from "../model/runs_filter";
 import { useForbidden } from "../model/session";
@@ -88,7 +89,7 @@ function isNews(item: RunItem, status: RunStatus | undefined): boolean {
 
 function withStatus(item: RunItem, news: LiveRuns["runs"][number] | undefined): RunItem {
   if (!news || !isNews(item, news.status)) return item;
-  const isOver = news.status !== "running" && news.status !== "waiting";
+  const isOver = !isOpen(news.status);
   const ended_at = isOver ? (item.ended_at ?? news.at) : null;
   const duration_ms = ended_at ? Math.max(0, Date.parse(ended_at) - Date.parse(item.started_at)) : null;
   return { ...item, status: news.status, ended_at, duration_ms: item.duration_ms ?? duration_ms };

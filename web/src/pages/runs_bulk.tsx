@@ -1,6 +1,7 @@
 /** Several runs at once: what would happen is shown before it does. */
 
 import { useEffect, useState } from "preact/hooks";
+import { isOpen as isOpenStatus } from "../model/gates";
 import { bulkFilter, type RunsFilter } from "../model/runs_filter";
 import { plural } from "../model/words";
 import { apiPath, call } from "../net/api";
@@ -95,7 +96,7 @@ function ResultDialog({ title, answer, onClose }: { title: string; answer: BulkA
   );
 }
 
-const isOpen = (run: RunItem) => run.status === "running" || run.status === "waiting";
+const isOpen = (run: RunItem) => isOpenStatus(run.status);
 
 /** Acts on the runs that were selected, one after the other. */
 export function SelectionDialog(props: { action: BulkAction; runs: RunItem[]; onClose: () => void; onDone: () => void }) {

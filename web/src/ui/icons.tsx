@@ -3,10 +3,14 @@
 import type { ComponentChildren } from "preact";
 import type { RunStatus, StepState } from "../net/types";
 
-export type Tone = "running" | "waiting" | "good" | "bad" | "off" | "idle";
+export type Tone = "held" | "running" | "waiting" | "good" | "bad" | "off" | "idle";
 
 export function toneOf(state: string): Tone {
   switch (state) {
+    case "held":
+    case "holding":
+    case "draining":
+      return "held";
     case "running":
     case "replaying":
       return "running";
@@ -25,6 +29,7 @@ export function toneOf(state: string): Tone {
     case "succeeded":
     case "fired":
     case "ready":
+    case "open":
     case "active":
     case "leads":
     case "ok":
@@ -55,6 +60,12 @@ const SHAPES: Record<string, ComponentChildren> = {
     <>
       <circle cx="8" cy="8" r="6" class="track" />
       <path d="M8 2a6 6 0 0 1 6 6" class="turning" />
+    </>
+  ),
+  held: (
+    <>
+      <path d="M4 2v12M12 2v12" />
+      <path d="M4 8h8" />
     </>
   ),
   waiting: (
@@ -125,6 +136,7 @@ const ICONS = {
   flows: "M2 8h3.200M10.800 4h3.200M10.800 12h3.200M5.200 8c3 0 2.600-4 5.600-4M5.200 8c3 0 2.600 4 5.600 4",
   schedules: "M8 4.500V8l2.500 1.500M14 8A6 6 0 1 1 2 8a6 6 0 0 1 12 0z",
   queues: "M2.500 4.500h11v7h-11zM6.200 4.500v7M9.900 4.500v7",
+  hold: "M4 2.500v11M12 2.500v11M4 6h8M4 10h8",
   dead: "M3 5l5 4 5-4M2.500 4h11v8h-11z",
   subscribers: "M3 13a10 10 0 0 1 10-10M3 13a6 6 0 0 1 6-6M3 13h.01",
   instances: "M3 2.800h10v4.200H3zM3 9h10v4.200H3zM5.500 4.900h.01M5.500 11.100h.01",

@@ -120,6 +120,7 @@ fn codes_in(text: &str) -> Vec<String> {
         "UNSUPPORTED_MEDIA_TYPE,\"",
         "PAYLOAD_TOO_LARGE,\"",
         "REQUEST_TIMEOUT,\"",
+        "TOO_MANY_REQUESTS,\"",
         "METHOD_NOT_ALLOWED,\"",
         "INTERNAL_SERVER_ERROR,\"",
         "unwrap_or(\"",

@@ -70,7 +70,7 @@ async fn a_registered_flow_is_a_new_revision_that_can_be_compared() {
     assert_eq!(items.len(), 2);
     let active: Vec<_> = items.iter().filter(|item| item["active"] == true).collect();
     assert_eq!(active[0]["revision"], registered["revision"]);
-    assert_eq!(active[0]["runs"], json!({"running": 0, "waiting": 0}));
+    assert_eq!(active[0]["runs"], json!({"held": 0, "running": 0, "waiting": 0}));
     let old = items.iter().find(|item| item["active"] == false).expect("there is one");
     let (old, new) = (old["revision"].as_str(), registered["revision"].as_str());
     let (old, new) = (old.expect("it is a text"), new.expect("it is a text"));

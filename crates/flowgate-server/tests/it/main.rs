@@ -6,6 +6,7 @@ mod bulk;
 mod dead;
 mod document;
 mod flows;
+mod gates;
 mod jobs;
 mod live;
 mod matrix;

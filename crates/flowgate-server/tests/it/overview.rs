@@ -20,7 +20,7 @@ async fn everything_is_told_at_a_glance() {
     world.reaches(&waiting, RunStatus::Waiting).await;
     let (status, told) = world.get("/overview").await;
     assert_eq!(status, StatusCode::OK, "{told}");
-    let runs = json!({ "running": 0, "waiting": 1, "completed": 2, "failed": 1, "cancelled": 0 });
+    let runs = json!({ "held": 0, "running": 0, "waiting": 1, "completed": 2, "failed": 1, "cancelled": 0 });
     assert_eq!(told["runs"], runs);
     let minutes = told["minutes"].as_array().unwrap();
     let sum = |what: &str| minutes.iter().map(|minute| minute[what].as_u64().unwrap()).sum::<u64>();

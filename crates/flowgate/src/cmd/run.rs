@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::event::Event;
 use flowgate_core::flow::{Action, Flow};
 use flowgate_core::ids::{RunId, StepIndex};
 use flowgate_core::limits::PAGE_MAX;
@@ -21,7 +22,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::flow_files::{self, LoadedFlow};
 use crate::input;
 use crate::instance::{Instance, Work, failure, warn_of_workers};
-use crate::output::{Cell, Table, short, status_phrase};
+use crate::output::{Cell, Output, Table, short, status_phrase};
 use crate::progress::Progress;
 use crate::signals::Stop;
 use crate::stores;
@@ -58,7 +59,7 @@ pub(crate) struct Args {
     /// Go on with this run, which was killed or stopped
     #[arg(long, value_name = "RUN", conflicts_with_all = ["flow", "key", "tags"])]
     resume: Option<String>,
-    /// Return as soon as the run only waits for a signal or a timer
+    /// Return as soon as the run only waits for a signal or a timer, or is held
     #[arg(long)]
     no_wait: bool,
     /// Attempts at the same time [default: 256]
@@ -151,7 +152,8 @@ impl Begin {
         let flow = lookup::flow_of(store, &run).await?;
         let progress = Progress::new(app.output, &flow, run_id);
         let (no_wait, is_alone) = (args.no_wait, !store.is_shared());
-        let followed = Follow { instance, flow, run_id, progress, no_wait, is_alone };
+        let output = app.output;
+        let followed = Follow { instance, output, flow, run_id, progress, no_wait, is_alone };
         followed.until_end(stop).await
     }
 }
@@ -206,6 +208,7 @@ pub(crate) fn check_input(flow: &Flow, input: &Payload) -> Result<(), Failure> {
 
 struct Follow<'a> {
     instance: &'a Instance,
+    output: Output,
     flow: Flow,
     run_id: RunId,
     progress: Progress,
@@ -225,6 +228,8 @@ enum EndedBy {
     Run,
     /// It waits, and the user does not.
     Waiting,
+    /// It is held at the gate of its flow, and the user does not wait.
+    Held,
     /// It waits for this worker, and no other process can be it.
     NoWorker(Arc<str>),
     /// The user or the system stopped this process.
@@ -232,12 +237,28 @@ enum EndedBy {
 }
 
 impl Follow<'_> {
+    /// A run that is let go, or moved, may have other steps from there on.
+    async fn follow_revision(&mut self, event: &Event) -> Result<(), Failure> {
+        if !matches!(event, Event::RunReleased { .. } | Event::RunMigrated(_)) {
+            return Ok(());
+        }
+        let store = self.instance.store();
+        let run = lookup::run(store, self.run_id).await?.row.run;
+        if run.revision != self.flow.revision {
+            self.flow = lookup::flow_of(store, &run).await?;
+            self.progress.finish();
+            self.progress = Progress::new(self.output, &self.flow, self.run_id);
+        }
+        Ok(())
+    }
+
     async fn until_end(mut self, stop: &mut Stop) -> Result<Followed, Failure> {
         let mut news = self.instance.news();
         let mut after = 0;
         let ended_by = loop {
             let page = self.instance.store().read_events(self.run_id, after, PAGE_MAX).await?;
             for stored in &page {
+                self.follow_revision(&stored.event).await?;
                 self.progress.note(&self.flow, stored);
                 after = stored.seq;
             }
@@ -250,6 +271,9 @@ impl Follow<'_> {
             let run = lookup::run(self.instance.store(), self.run_id).await?.row.run;
             if self.no_wait && run.status == RunStatus::Waiting {
                 break EndedBy::Waiting;
+            }
+            if self.no_wait && run.status == RunStatus::Held {
+                break EndedBy::Held;
             }
             if self.is_alone
                 && let Some(worker) = needs_worker(&self.flow, &run)
@@ -298,6 +322,14 @@ fn conclude(app: &App, followed: Followed) -> Outcome {
             let run_id = short(report.run_id);
             app.output.note(format_args!(
                 "it waits: see `flowgate why {run_id}`\ngo on with `flowgate run --resume {run_id}`"
+            ));
+            Ok(Exit::Done)
+        }
+        EndedBy::Held => {
+            let (run_id, flow) = (short(report.run_id), &report.flow);
+            app.output.note(format_args!(
+                "it is held: let it go with `flowgate hold off {flow}`\ngo on with `flowgate run \
+                 --resume {run_id}`"
             ));
             Ok(Exit::Done)
         }

@@ -25,7 +25,7 @@ The token is printed once, and nowhere kept: the settings hold its SHA-256 only.
 which holds those before it:
   read    look at everything
   run     start, stop and signal runs, execute jobs, pause schedules, deal with dead letters
-  deploy  change flows and schedules
+  deploy  change flows and schedules, hold flows and let them go
   admin   change queues and subscribers
 
 Examples:

@@ -16,6 +16,7 @@ mod doctor;
 mod examples;
 mod flows;
 mod help;
+mod hold;
 mod metrics;
 mod polyglot;
 mod queues;

@@ -7,6 +7,7 @@ use std::fmt::Display;
 
 use flowgate_core::flow::Span;
 use flowgate_core::limits::PRIORITY_MAX;
+use flowgate_core::run::RunStatus;
 use flowgate_server::wire::runs::{
     CancelRun, DebounceStart, RetryRun, RunRef, SignalRun, Signalled, StartRun,
 };
@@ -216,7 +217,12 @@ fn tell(
     let Some(status) = run.status else { return Ok(Exit::Done) };
     let flow = &run.flow;
     app.output.note(format_args!("{done}; the run of flow `{flow}` is {}", status.as_str()));
-    if !is_worked_on && !status.is_terminal() {
+    if status == RunStatus::Held {
+        app.output.note(format_args!(
+            "it begins when the flow is let go: `flowgate hold off {flow}`; see `flowgate hold \
+             status {flow}`"
+        ));
+    } else if !is_worked_on && !status.is_terminal() {
         app.output.note(format_args!(
             "nobody executes it yet: start `flowgate dev`, or `flowgate run --resume {}`",
             short(run.run_id)

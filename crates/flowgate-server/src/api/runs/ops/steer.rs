@@ -32,7 +32,7 @@ pub async fn cancel(engine: &Engine, name: &str, request: CancelRun) -> Result<R
     }
 }
 
-pub(super) fn check_reason(reason: Option<&str>) -> Result<(), ApiError> {
+pub(crate) fn check_reason(reason: Option<&str>) -> Result<(), ApiError> {
     if reason.is_some_and(|reason| reason.len() > ERROR_BYTES_MAX) {
         let message = format!("the reason has more than {ERROR_BYTES_MAX} bytes");
         return Err(ApiError::invalid("too_long", message).path("reason"));
