@@ -503,7 +503,7 @@ async fn sqlite() -> Vec<Arc<dyn Store>> {
 }
 
 macro_rules! on_every_store {
-    ($($case:ident),+; shared: $($shared:ident),+) => {
+    ($($case:ident),+ $(,)?; shared: $($shared:ident),+ $(,)?) => {
         mod memory {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
@@ -540,6 +540,8 @@ on_every_store!(
     t7_the_report_says_what_changed,
     t10_messages_over_a_megabyte_pass_the_hold_unchanged,
     t11_a_thousand_messages_a_second_are_all_accepted,
-    t8_one_deployment_of_a_flow_at_a_time;
-    shared: a_driver_that_dies_at_any_boundary_is_followed_by_another
+    t8_one_deployment_of_a_flow_at_a_time,
+    ;
+    shared:
+    a_driver_that_dies_at_any_boundary_is_followed_by_another,
 );
