@@ -69,7 +69,7 @@ pub enum EngineError {
         retry_after: Duration,
     },
     /// The gate of the flow is closed, and this cannot be held.
-    #[error("the gate of `{flow}` is closed; open it with `flowgate hold off {flow}`, or wait")]
+    #[error("the gate of `{flow}` is closed; `flowgate hold status {flow}` says why")]
     GateClosed {
         /// The flow.
         flow: Arc<str>,

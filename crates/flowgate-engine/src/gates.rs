@@ -203,7 +203,13 @@ impl Engine {
         let flow = Arc::clone(&self.active_flow(flow).await?.name);
         let now = self.store().now().await?;
         let gate = self.set_gate_by(&flow, |gate| {
-            if gate.state.is_closed() {
+            let is_taken = match gate.state {
+                GateState::Open => false,
+                // What lets go can be held again, unless a deployment has it let go.
+                GateState::Replaying => gate.deployment.is_some(),
+                GateState::Draining | GateState::Holding => true,
+            };
+            if is_taken {
                 return gate.clone();
             }
             Gate {

@@ -550,8 +550,16 @@ impl Engine {
         let instance = self.instance();
         let (mut flow, mut start) = (flow, start);
         for _ in 0..GATE_TRIES_MAX {
-            if start.gate.is_closed {
-                gates::check_room(instance, &flow.flow.name).await?;
+            if start.gate.is_closed
+                && let Err(full) = gates::check_room(instance, &flow.flow.name).await
+            {
+                // One that was accepted before needs no room.
+                let is_there = instance.store.read_run(start.run_id).await?.is_some();
+                return if is_there {
+                    self.existing(start.run_id, start.key, &start.input).await
+                } else {
+                    Err(full)
+                };
             }
             let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
             let decided = Some(decide::start(&flow.flow, &start, commit_id));

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, eventually};
 
 const OLD: &str = "
 flow: order
 steps:
-  ship: { run: { shell: 'echo one >> shipped.txt' } }
+  ship: { run: { shell: 'echo one >> shipped.txt' }, retry: { attempts: 1 } }
 ";
 const DEPLOY: &str = "
 strategy: blue-green
@@ -41,10 +41,13 @@ fn a_flow_is_deployed_and_a_broken_revision_is_rolled_back() {
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(done.stdout.contains("completed"), "{done:?}");
     assert!(done.stderr.contains("[##····] drain"), "{done:?}");
-    let run = sandbox.flowgate(&["runs", "start", "order", "--wait"]);
+    let run = sandbox.flowgate(&["runs", "start", "order"]);
     assert_eq!(run.code, Some(0), "{run:?}");
+    eventually("the smoke test and the run have shipped", || {
+        (sandbox.lines_in("flows/shipped.txt") == 2).then_some(())
+    });
     let text = std::fs::read_to_string(sandbox.path("flows/shipped.txt")).unwrap();
-    assert_eq!(text, "two\ntwo\n", "the smoke test, and the run");
+    assert_eq!(text, "two\ntwo\n");
 
     let broken =
         sandbox.flowgate(&["deploy", "start", "broken.yaml", "--deploy", "deploy.yaml", "--json"]);

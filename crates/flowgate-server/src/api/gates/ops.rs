@@ -117,13 +117,7 @@ pub async fn change(engine: &Engine, flow: &str, change: GateChange) -> Result<G
     }
     match wish {
         Wish::Hold(request) => {
-            let gate = engine.hold(flow, request).await?;
-            if gate.state == GateState::Replaying {
-                let message = format!("the gate of `{flow}` lets go now, and is not open yet");
-                return Err(ApiError::conflict("gate_closed", message)
-                    .help("hold the flow again when its gate is open")
-                    .path(flow));
-            }
+            engine.hold(flow, request).await?;
         }
         Wish::LetGo(rate) => {
             engine.let_go(flow, rate).await?;
