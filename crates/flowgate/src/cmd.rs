@@ -20,6 +20,7 @@ mod crash_test;
 mod dead;
 mod demo;
 mod deploy;
+mod deploy_flow;
 mod dev;
 mod doctor;
 mod flows;
@@ -122,6 +123,8 @@ enum Command {
     Flows(flows::Args),
     /// Replace a live flow without losing anything
     Deploy(deploy::Args),
+    /// Replace a live flow, in one line
+    DeployFlow(deploy_flow::Args),
     /// Look at runs that deployments have stopped
     Checkpoints(checkpoints::Args),
     /// Start, watch and steer runs
@@ -216,6 +219,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::Worker(args) => block_on(worker::run(app, args)),
         Command::Flows(args) => block_on(flows::run(app, args)),
         Command::Deploy(args) => block_on(deploy::run(app, args)),
+        Command::DeployFlow(args) => block_on(deploy_flow::run(app, args)),
         Command::Checkpoints(args) => block_on(checkpoints::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
         Command::Schedules(args) => block_on(schedules::run(app, args)),
@@ -295,6 +299,7 @@ impl Global {
             | Command::Flows(_)
             | Command::Deploy(_)
             | Command::Checkpoints(_)
+            | Command::DeployFlow(_)
             | Command::Runs(_)
             | Command::Schedules(_)
             | Command::Why(_)

@@ -22,6 +22,9 @@ pub struct NewDeployment {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "30s")]
     pub drain_timeout: Option<String>,
+    /// The pool whose instances must be alive, whatever the deploy file says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
     /// Who asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub author: Option<String>,

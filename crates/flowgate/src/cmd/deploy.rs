@@ -71,6 +71,12 @@ pub(super) struct New {
     /// How long open runs may take to finish, whatever the deploy file says
     #[arg(long, value_name = "SPAN")]
     pub(super) drain_timeout: Option<String>,
+    /// The pool whose instances must be alive, whatever the deploy file says
+    #[arg(long)]
+    pub(super) pool: Option<String>,
+    /// The flow that the file must be of
+    #[arg(long)]
+    pub(super) flow: Option<String>,
     /// Who deploys it
     #[arg(long)]
     pub(super) author: Option<String>,
@@ -161,9 +167,9 @@ fn read(new: New) -> Result<(String, NewDeployment), Failure> {
         Failure::usage("flow_invalid", errors.in_file(&file).to_string())
     })?;
     let deploy = new.deploy.as_deref().map(read_text).transpose()?;
-    let New { strategy, drain_timeout, author, note, force, .. } = new;
-    let body = NewDeployment { text, deploy, strategy, drain_timeout, author, note, force };
-    Ok((flow.name.to_string(), body))
+    let New { strategy, drain_timeout, pool, author, note, force, .. } = new;
+    let body = NewDeployment { text, deploy, strategy, drain_timeout, pool, author, note, force };
+    Ok((new.flow.unwrap_or_else(|| flow.name.to_string()), body))
 }
 
 pub(super) async fn plan(app: &App, new: New) -> Outcome {

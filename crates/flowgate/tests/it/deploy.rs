@@ -92,3 +92,31 @@ fn a_deployment_that_cannot_begin_says_why() {
     assert_eq!(sandbox.flowgate(&["deploy", "report", "order"]).code, Some(4));
     drop(dev);
 }
+
+#[test]
+fn deploy_flow_does_it_in_one_line() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("flows")).unwrap();
+    sandbox.write("flows/order.yaml", OLD);
+    std::fs::create_dir(sandbox.path("next")).unwrap();
+    sandbox.write("next/order.yaml", &OLD.replace("one", "two"));
+    let dev = sandbox.dev(&["flows"]);
+    let line = ["deploy-flow", "--flow-tab", "order", "--flow-file", "next/order.yaml"];
+    let with = |more: &[&str]| sandbox.flowgate(&[&line[..], more].concat());
+    let refused = with(&["--verify"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.stderr.contains("nothing to verify"), "{refused:?}");
+    sandbox.write("next/deploy.yaml", DEPLOY);
+    let planned = with(&["--dry-run"]);
+    assert_eq!(planned.code, Some(0), "{planned:?}");
+    assert!(sandbox.flowgate(&["deploy", "status"]).stderr.contains("nothing was deployed yet"));
+    let dead = with(&["--target", "green", "--drain-timeout", "30"]);
+    assert_eq!(dead.code, Some(1), "{dead:?}");
+    assert!(dead.stdout.contains("no instance of the pool `green` is alive"), "{dead:?}");
+    let done = with(&["--drain-timeout", "30", "--verify"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let late = sandbox.flowgate(&["deploy-flow", "--flow-tab", "order", "--rollback"]);
+    assert_eq!(late.code, Some(5), "{late:?}");
+    assert!(late.stderr.contains("has ended"), "{late:?}");
+    drop(dev);
+}

@@ -159,6 +159,9 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
                 .help("use `rolling` or `blue-green`")
         })?;
     }
+    if new.pool.is_some() {
+        settings.pool.clone_from(&new.pool);
+    }
     if let Some(span) = &new.drain_timeout {
         let file = DeployFile::parse(&format!("drain_timeout: {span}"));
         let parsed = file.map_err(|errors| wrong("deploy_invalid", "drain_timeout", &errors))?;
