@@ -31,6 +31,10 @@ pub struct Gate {
     /// How many runs a second are released of what it holds; as many as can be if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_rate: Option<u32>,
+    /// Whether the last few that are held go on now: what starts waits a moment for the gate to
+    /// open, and is held only if that takes long.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_opening: bool,
     /// The deployment that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployment: Option<Arc<str>>,
@@ -88,6 +92,7 @@ impl Default for Gate {
             reason: None,
             deadline: None,
             replay_rate: None,
+            is_opening: false,
             deployment: None,
         }
     }
@@ -102,6 +107,6 @@ impl Gate {
     /// The gate after this one, in another state and otherwise the same.
     #[must_use]
     pub fn then(&self, state: GateState) -> Self {
-        Self { generation: self.generation + 1, state, ..self.clone() }
+        Self { generation: self.generation + 1, state, is_opening: false, ..self.clone() }
     }
 }

@@ -25,10 +25,10 @@ use flowgate_core::time::Timestamp;
 use flowgate_store::control::{GATE, GateOutcome, RecordQuery, gate_of};
 use flowgate_store::{CommitOutcome, Refusal, RunCursor, RunQuery, RunRow, StoreError};
 use futures_util::StreamExt;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, jittered};
 use crate::error::EngineError;
 use crate::instance::{Applied, Instance};
 use crate::leadership::Reign;
@@ -46,6 +46,11 @@ const RELEASES_MAX: usize = 100;
 const READS_MAX: usize = 16;
 /// How often a gate is set again because somebody else has set it.
 const TRIES_MAX: usize = 20;
+/// How long a start waits for a gate that opens before it is held, and how often it looks.
+const OPENING_MAX: Duration = Duration::from_secs(1);
+const OPENING_LOOK: Duration = Duration::from_millis(5);
+/// How often the last few are let go before what came meanwhile is taken for more than a few.
+const OPEN_TRIES_MAX: usize = 5;
 /// Pauses between releases at a rate.
 const PACE: Duration = Duration::from_millis(100);
 
@@ -54,11 +59,15 @@ const PACE: Duration = Duration::from_millis(100);
 pub(crate) struct Gates {
     known: RwLock<HashMap<Arc<str>, GateStamp>>,
     rooms: RwLock<HashMap<Arc<str>, Room>>,
+    /// Of the starts that wait for a gate, one asks how it is.
+    turns: Mutex<HashMap<Arc<str>, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// How much a flow holds, as far as this instance knows.
 #[derive(Clone, Copy, Debug)]
 struct Room {
+    generation: u64,
+    is_opening: bool,
     held: u64,
     max: u64,
     counted_at: Instant,
@@ -88,32 +97,70 @@ impl Instance {
     }
 }
 
-/// Refuses a start that the flow has no room to hold.
+/// Has a start wait for a gate that opens, and refuses one that the flow has no room to hold.
 ///
 /// Each instance counts once a second and adds what it has held since, so several of them together
-/// may hold a little more.
-pub(crate) async fn check_room(instance: &Instance, flow: &Arc<str>) -> Result<(), EngineError> {
+/// may hold a little more. A gate that has moved is not looked at: the store refuses the start.
+pub(crate) async fn enter(
+    instance: &Instance,
+    flow: &Arc<str>,
+    stamp: GateStamp,
+) -> Result<(), EngineError> {
     let now = clock::now();
-    let is_good = |room: &Room| now.saturating_duration_since(room.counted_at) < COUNTED_FOR;
+    let is_good = |room: &Room| {
+        room.generation == stamp.generation
+            && now.saturating_duration_since(room.counted_at) < COUNTED_FOR
+    };
     let known = instance.gates.rooms.read().get(flow).copied().filter(is_good);
     let mut room = if let Some(room) = known {
         room
     } else {
-        let gate = read(instance, flow).await?;
-        if !gate.state.is_closed() {
-            // It has opened, and the start will be told.
+        let Gate { generation, hold_max: max, is_opening, .. } = read(instance, flow).await?;
+        if generation != stamp.generation {
             return Ok(());
         }
         let held = instance.store.count_runs(&held_of(flow)).await?;
-        Room { held, max: gate.hold_max, counted_at: now }
+        Room { generation, is_opening, held, max, counted_at: now }
     };
-    if room.held >= room.max {
+    if room.is_opening {
         instance.gates.rooms.write().insert(Arc::clone(flow), room);
+        if wait_while_opening(instance, flow, stamp).await? {
+            return Ok(());
+        }
+    }
+    let is_full = room.held >= room.max;
+    room.held += u64::from(!is_full);
+    instance.gates.rooms.write().insert(Arc::clone(flow), room);
+    if is_full {
         return Err(EngineError::HoldFull { flow: Arc::clone(flow), max: room.max });
     }
-    room.held += 1;
-    instance.gates.rooms.write().insert(Arc::clone(flow), room);
     Ok(())
+}
+
+/// Waits until a gate that opens has moved; false if that takes too long. One start of an instance
+/// asks, and the others wait for it.
+async fn wait_while_opening(
+    instance: &Instance,
+    flow: &Arc<str>,
+    stamp: GateStamp,
+) -> Result<bool, EngineError> {
+    let until = clock::now() + OPENING_MAX;
+    let turn = Arc::clone(instance.gates.turns.lock().entry(Arc::clone(flow)).or_default());
+    let _turn = turn.lock().await;
+    loop {
+        if instance.gates.stamp(flow).generation > stamp.generation {
+            return Ok(true);
+        }
+        let gate = read(instance, flow).await?;
+        if gate.generation != stamp.generation {
+            instance.note_gate(flow, gate.stamp());
+            return Ok(true);
+        }
+        if clock::now() >= until {
+            return Ok(false);
+        }
+        tokio::time::sleep(jittered(OPENING_LOOK)).await;
+    }
 }
 
 /// The gate of a flow, as the store has it.
@@ -360,26 +407,22 @@ async fn round(
 }
 
 /// Releases what a flow holds, the oldest first, and opens its gate when nothing is left.
-pub(crate) async fn replay(
+async fn replay(
     instance: &Arc<Instance>,
     reign: &Reign,
     flow: &Arc<str>,
     gate: &Gate,
 ) -> Result<(), EngineError> {
+    let mut gate = gate.clone();
     while reign.is_held() {
         let waiting = held(instance, flow).await?;
-        if waiting.is_empty() {
-            let open = Gate { reason: None, deployment: None, ..gate.then(GateState::Open) };
-            match instance.store.set_gate(flow, &open, true).await? {
-                GateOutcome::HoldsRuns => continue,
-                GateOutcome::Set => {
-                    instance.note_gate(flow, open.stamp());
-                    tracing::info!(%flow, "nothing is held any more; the gate is open");
-                    return Ok(());
-                }
-                // Somebody holds it anew, or has it wait again.
-                GateOutcome::Changed => return Ok(()),
+        if waiting.len() <= few(gate.replay_rate) {
+            open(instance, flow, &gate, None).await?;
+            gate = read(instance, flow).await?;
+            if gate.state != GateState::Replaying || gate.deployment.is_some() {
+                return Ok(());
             }
+            continue;
         }
         let mut pace = Pace::new(gate.replay_rate);
         let mut left = waiting.as_slice();
@@ -394,6 +437,46 @@ pub(crate) async fn replay(
         }
     }
     Ok(())
+}
+
+/// How many are few enough to be let go while what starts waits.
+pub(crate) fn few(rate: Option<u32>) -> usize {
+    rate.map_or(RELEASES_MAX, |rate| usize::try_from(rate / 10).unwrap_or(1).clamp(1, RELEASES_MAX))
+}
+
+/// Lets the last few go on that a flow holds, and opens its gate, which is `gate` or was; how many
+/// went on. Whoever starts meanwhile waits, so nothing new is held, as a rule.
+pub(crate) async fn open(
+    instance: &Arc<Instance>,
+    flow: &Arc<str>,
+    gate: &Gate,
+    deployment: Option<Arc<str>>,
+) -> Result<u64, EngineError> {
+    let store = &instance.store;
+    let opening = Gate { is_opening: true, ..gate.then(GateState::Replaying) };
+    let opening = if gate.is_opening { gate.clone() } else { opening };
+    if store.set_gate(flow, &opening, false).await? != GateOutcome::Set {
+        return Ok(0);
+    }
+    instance.note_gate(flow, opening.stamp());
+    let open = Gate { reason: None, deployment, ..opening.then(GateState::Open) };
+    let mut released = 0;
+    for _ in 0..OPEN_TRIES_MAX {
+        for some in held(instance, flow).await?.chunks(RELEASES_MAX) {
+            released += release(instance, flow, some).await?;
+        }
+        match store.set_gate(flow, &open, true).await? {
+            GateOutcome::HoldsRuns => {}
+            // Somebody holds it anew.
+            GateOutcome::Changed => return Ok(released),
+            GateOutcome::Set => {
+                instance.note_gate(flow, open.stamp());
+                tracing::info!(%flow, "nothing is held any more; the gate is open");
+                return Ok(released);
+            }
+        }
+    }
+    Ok(released)
 }
 
 /// How many runs are released at a time, and when.

@@ -551,7 +551,7 @@ impl Engine {
         let (mut flow, mut start) = (flow, start);
         for _ in 0..GATE_TRIES_MAX {
             if start.gate.is_closed
-                && let Err(full) = gates::check_room(instance, &flow.flow.name).await
+                && let Err(full) = gates::enter(instance, &flow.flow.name, start.gate).await
             {
                 // One that was accepted before needs no room.
                 let is_there = instance.store.read_run(start.run_id).await?.is_some();

@@ -8,7 +8,7 @@ use flowgate_core::commit::Due;
 use flowgate_core::decide::{self, MovedJob, Start};
 use flowgate_core::deploy::machine::{Replayed, Source};
 use flowgate_core::deploy::plan::StepMap;
-use flowgate_core::deploy::{Deployment, Next, Seen};
+use flowgate_core::deploy::{Deployment, Next, ReplayRate, Seen};
 use flowgate_core::gate::{Gate, GateStamp, GateState};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::payload::Payload;
@@ -50,7 +50,7 @@ impl Driver {
                 memo.last_replay = Some(Replayed { at: seen.now, count });
                 self.replay_checkpoints(deployment, count, &seen.active).await
             }
-            Next::OpenGate { .. } => self.open_gate(deployment).await,
+            Next::OpenGate { .. } => self.open_gate(held, seen).await,
             Next::Alert { texts } => {
                 self.alert(deployment, &texts).await;
                 memo.is_alerted = true;
@@ -88,16 +88,26 @@ impl Driver {
         Ok(())
     }
 
-    async fn open_gate(&self, deployment: &Deployment) -> Result<(), Trouble> {
-        let (instance, flow) = (&self.instance, &deployment.flow);
-        let gate = gates::read(instance, flow).await?;
-        let deployment = Some(Arc::clone(&deployment.deployment_id.0));
-        let open = Gate { reason: None, deployment, ..gate.then(GateState::Open) };
-        // Where runs came in meanwhile they are let go first.
-        if let GateOutcome::Set = instance.store.set_gate(flow, &open, true).await? {
-            instance.note_gate(flow, open.stamp());
+    /// Lets the last few go on and opens the gate.
+    async fn open_gate(&self, held: &Held, seen: &Seen) -> Result<(), Trouble> {
+        let (instance, deployment) = (&self.instance, &held.deployment);
+        let gate = gates::read(instance, &deployment.flow).await?;
+        let id = Some(Arc::clone(&deployment.deployment_id.0));
+        let released = gates::open(instance, &deployment.flow, &gate, id).await?;
+        self.note_released(held, seen, released).await
+    }
+
+    /// Writes down how many runs went on.
+    async fn note_released(&self, held: &Held, seen: &Seen, released: u64) -> Result<(), Trouble> {
+        if released == 0 {
+            return Ok(());
         }
-        Ok(())
+        let mut next = held.deployment.clone();
+        next.version += 1;
+        next.counts = seen.counts;
+        next.counts.released = held.deployment.counts.released + released;
+        next.counts.held = next.counts.held.max(next.counts.released);
+        self.write(held, &next).await
     }
 
     /// Makes a revision active, and has every instance ask for it anew.
@@ -274,14 +284,24 @@ impl Driver {
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(memo.waiting.len());
         let runs: Vec<_> = memo.waiting.drain(..count).collect();
-        let released = gates::release(instance, &deployment.flow, &runs).await?;
+        let mut released = gates::release(instance, &deployment.flow, &runs).await?;
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         memo.last_replay = Some(Replayed { at: seen.now, count });
-        let mut next = deployment.clone();
-        next.version += 1;
-        next.counts = seen.counts;
-        next.counts.released = deployment.counts.released + released;
-        self.write(held, &next).await
+        let gate = gates::read(instance, &deployment.flow).await?;
+        let is_ours = gate.deployment.as_ref() == Some(&deployment.deployment_id.0);
+        if is_ours && memo.waiting.is_empty() {
+            // What came meanwhile may be few enough to open now; else it never ends under load.
+            let rate = match deployment.settings.replay_rate {
+                ReplayRate::Unlimited => None,
+                ReplayRate::PerSecond(rate) => Some(rate.get()),
+            };
+            let left = instance.store.count_runs(&gates::held_of(&deployment.flow)).await?;
+            if usize::try_from(left).is_ok_and(|left| left <= gates::few(rate)) {
+                let id = gate.deployment.clone();
+                released += gates::open(instance, &deployment.flow, &gate, id).await?;
+            }
+        }
+        self.note_released(held, seen, released).await
     }
 
     /// Starts smoke tests on the new revision, whatever the gate is.

@@ -58,7 +58,16 @@ async fn item(
             held(store, flow).await?
         }
     };
-    let Gate { generation, state, hold_max, reason, deadline, replay_rate, deployment } = gate;
+    let Gate {
+        generation,
+        state,
+        hold_max,
+        reason,
+        deadline,
+        replay_rate,
+        is_opening: _,
+        deployment,
+    } = gate;
     let age = |at| u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
     Ok(GateItem {
         flow: flow.to_string(),
