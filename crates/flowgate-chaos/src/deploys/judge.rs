@@ -15,6 +15,8 @@ use super::load::Sent;
 const ACCEPTANCE_P99_MAX: Duration = Duration::from_secs(2);
 /// How long held runs may wait after the flow was let go on.
 const HOLD_MAX: Duration = Duration::from_secs(30);
+/// How long messages may come after the flow was let go on before one is let through at once.
+const OPEN_MAX: Duration = Duration::from_secs(5);
 /// Executions for a hundred messages.
 const EXECUTIONS_PERCENT_MAX: u64 = 102;
 
@@ -109,6 +111,7 @@ pub(super) fn judge(left: &Left) -> Verdict {
     judge_order(left, &mut verdict);
     judge_acceptance(left, &mut verdict);
     judge_hold(left, &mut verdict);
+    judge_gates(left, &mut verdict);
     judge_reports(left, &mut verdict);
     verdict
 }
@@ -228,6 +231,24 @@ fn judge_hold(left: &Left, verdict: &mut Verdict) {
     }
     for run_id in held {
         verdict.violations.push(format!("run {run_id} was held and never let go"));
+    }
+}
+
+/// The gate opened though messages went on coming: a hold that is refilled as fast as it is let go
+/// would only be empty when they stop.
+fn judge_gates(left: &Left, verdict: &mut Verdict) {
+    let accepted = || left.feeds.iter().flatten().filter(|entry| entry.mark != Mark::Released);
+    let Some(last) = accepted().map(|entry| entry.at).max() else { return };
+    for window in &left.deployments {
+        let is_after = |entry: &&Entry| entry.at >= window.resumed_at;
+        let mut through = accepted().filter(is_after).filter(|entry| entry.mark == Mark::Started);
+        let opened = through.next().map_or(last, |entry| entry.at);
+        let waited = opened.since(window.resumed_at);
+        if window.resumed_at < last && waited > OPEN_MAX {
+            let name = &window.name;
+            let what = format!("{name}: every message was held for {waited:?} after the resume");
+            verdict.violations.push(what);
+        }
     }
 }
 

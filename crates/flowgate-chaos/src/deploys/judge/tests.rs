@@ -110,6 +110,24 @@ fn what_takes_too_long_is_found() {
 }
 
 #[test]
+fn a_gate_that_opens_only_when_no_more_messages_come_is_found() {
+    let starve = |left: &mut Left| {
+        let (lane, seq, run_id) = (0, 2, run(9));
+        let key = key_of(lane, seq);
+        left.runs.push((run_id, Some(key.as_str().into()), RunStatus::Completed));
+        left.sent.push(Sent { key, lane, seq, runs: vec![run_id], ..left.sent[0].clone() });
+        left.executions.insert(run_id, 1);
+        left.messages += 1;
+        left.feeds[0].push(Entry { run_id, at: Timestamp(9_000), mark: Mark::Held });
+        left.feeds[0].push(Entry { run_id, at: Timestamp(9_001), mark: Mark::Released });
+        let window = &mut left.deployments[0];
+        window.ended_at = Timestamp(9_500);
+        (window.received, window.held, window.released) = (4, 3, 3);
+    };
+    check(starve, &["every message was held for 7.1s after the resume"]);
+}
+
+#[test]
 fn a_report_that_is_wrong_is_found() {
     check(|left| left.deployments[0].is_conserved = false, &["something was lost"]);
     check(|left| left.deployments[0].received = 4, &["4 were received, the ledger 3"]);
