@@ -130,7 +130,7 @@ struct Line {
     received: u64,
     held: u64,
     checkpointed: u64,
-    after_fault: Option<&'static str>,
+    at_fault: Option<&'static str>,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -208,6 +208,8 @@ fn on_store(
             problems.push(format!("`{round}` ended as {phase}: {:?}", one.deployment.rollback));
         }
     }
+    let too_late = done.iter().filter(|one| one.at_fault.is_some_and(Phase::is_terminal));
+    problems.extend(too_late.map(|one| format!("the fault of `{}` came late", one.round.name())));
     let verdict = judge::judge(&left);
     let rounds: Vec<Line> =
         done.iter().zip(&left.deployments).map(|(one, window)| line(one, window)).collect();
@@ -356,7 +358,7 @@ fn line(done: &Done, window: &Window) -> Line {
         received: window.received,
         held: window.held,
         checkpointed: done.deployment.counts.checkpointed,
-        after_fault: done.after_fault.map(Phase::as_str),
+        at_fault: done.at_fault.map(Phase::as_str),
     }
 }
 
@@ -388,7 +390,7 @@ fn print(as_json: bool, outcome: &Outcome) -> anyhow::Result<()> {
         report::say(line)?;
     }
     for (line, hold_ms) in outcome.rounds.iter().zip(&v.hold_ms) {
-        let fault = line.after_fault.map(|phase| format!("; after the fault in {phase}"));
+        let fault = line.at_fault.map(|phase| format!("; the fault in {phase}"));
         report::say(&format!(
             "  {:<16} {:<11} {:>5} ms, {:>4} received, {:>4} held for {hold_ms} ms after, {} checkpointed{}",
             line.round,
