@@ -1,4 +1,5 @@
-//! `cargo xtask chaos` and `cargo xtask scenario`: real instances on private servers, under faults.
+//! `cargo xtask chaos`, `scenario` and `deploy-chaos`: real instances on private servers, under
+//! faults.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -22,12 +23,13 @@ const SHORT_FORMS: &[(&str, &[&str])] = &[
     ("scenario", &["leader", "--store", "postgres", "--faults", "4", "--seconds", "15"]),
     ("scenario", &["subscriber", "--store", "redis", "--faults", "4"]),
     ("scenario", &["subscriber", "--store", "postgres", "--faults", "4"]),
+    ("deploys", &["--store", "redis", "--messages", "1000", "--rate", "40", "--deploys", "3"]),
 ];
 
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
     /// Handed to the harness: --store, --instances, --runs, --faults, --seed, --json, --keep,
-    /// --plant; `--help` says more
+    /// --plant, or for deployments --messages, --rate, --deploys; `--help` says more
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }

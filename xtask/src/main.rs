@@ -61,6 +61,8 @@ enum Verb {
     Schemathesis(schemathesis::SchemathesisArgs),
     /// Run one situation that must hold: fourth-instance, rolling-restart, outage
     Scenario(chaos::ChaosArgs),
+    /// Deploy a flow again and again while it is under load and its drivers die, and judge
+    DeployChaos(chaos::ChaosArgs),
 }
 
 fn main() -> ExitCode {
@@ -88,6 +90,7 @@ fn run(verb: &Verb) -> anyhow::Result<ExitCode> {
         Verb::Crash(args) => crash::run(&workspace, args),
         Verb::Load(args) => load::run(&workspace, args),
         Verb::Chaos(args) => chaos::run(&workspace, "drive", args),
+        Verb::DeployChaos(args) => chaos::run(&workspace, "deploys", args),
         Verb::Scenario(args) => chaos::run(&workspace, "scenario", args),
     }
 }

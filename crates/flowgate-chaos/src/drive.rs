@@ -251,7 +251,13 @@ impl<'a> Drive<'a> {
                     self.read_back(run_id);
                     return;
                 }
-                Some(Answer::Unknown { .. } | Answer::Found { .. } | Answer::Absent) | None => {
+                Some(
+                    Answer::Unknown { .. }
+                    | Answer::Found { .. }
+                    | Answer::Absent
+                    | Answer::Done { .. },
+                )
+                | None => {
                     self.ledger.lock().note_unknown(&key);
                 }
             }
@@ -272,7 +278,7 @@ impl<'a> Drive<'a> {
                 ledger.reads += 1;
                 ledger.stale_reads.push(run_id);
             }
-            Some(Answer::Stored { .. } | Answer::Unknown { .. }) | None => {}
+            Some(Answer::Stored { .. } | Answer::Unknown { .. } | Answer::Done { .. }) | None => {}
         }
     }
 

@@ -8,10 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use flowgate_core::deploy::Settings;
+use flowgate_core::flow::Flow;
 use flowgate_core::ids::RunId;
 use flowgate_core::payload::Payload;
 use flowgate_engine::subscriber::SubscribeOptions;
-use flowgate_engine::{Engine, EngineConfig, Health, SchedulerConfig, StartRequest, instance_id};
+use flowgate_engine::{
+    DeployRequest, Engine, EngineConfig, Health, SchedulerConfig, StartRequest, Workers,
+    instance_id,
+};
 use flowgate_store::{Queues, Store};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -19,7 +24,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::plant::{Bug, Planted};
 use crate::sink::SinkClient;
-use crate::{flows, server, tally};
+use crate::{deploys, flows, server, tally};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -47,6 +52,10 @@ pub(crate) enum Ask {
     Start { flow: String, key: String },
     /// Say which version a run has.
     Read { run_id: RunId },
+    /// Make a revision of a flow active.
+    Register { flow: String },
+    /// Begin a deployment of a revision.
+    Deploy { flow: String, settings: String },
     /// End gracefully.
     Stop,
 }
@@ -80,8 +89,17 @@ pub(crate) enum Answer {
     Found { version: u64 },
     /// The run is not there.
     Absent,
+    /// It is done, and made this.
+    Done { name: String },
     /// Nobody knows whether it was done.
     Unknown { error: String },
+}
+
+/// All handlers that a flow of the harness names.
+fn workers(sink: &Arc<SinkClient>, lease: Duration) -> Workers {
+    let mut workers = flows::workers(sink, lease);
+    deploys::register(&mut workers, sink);
+    workers
 }
 
 /// Works until it is told to stop.
@@ -126,7 +144,7 @@ async fn work(args: &Args) -> anyhow::Result<()> {
         None => store,
     };
     let sink = Arc::new(SinkClient::new(args.sink, name.clone()));
-    let engine = Engine::start(Arc::clone(&store), flows::workers(&sink, lease), config)?;
+    let engine = Engine::start(Arc::clone(&store), workers(&sink, lease), config)?;
     for flow in flows::all().values() {
         while let Err(error) = engine.register(flow, None).await {
             tracing::warn!(%error, "a flow cannot be registered");
@@ -174,6 +192,27 @@ async fn answer(engine: &Engine, ask: Ask) -> Answer {
             Ok(None) => Answer::Absent,
             Err(error) => unknown(&error),
         },
+        Ask::Register { flow } => {
+            let flow = Flow::parse(&flow).expect("the driver sends flows that are valid");
+            match engine.register(&flow, None).await {
+                Ok(()) => Answer::Done { name: flow.revision.to_string() },
+                Err(error) => unknown(&error),
+            }
+        }
+        Ask::Deploy { flow, settings } => {
+            let request = DeployRequest {
+                flow: Flow::parse(&flow).expect("the driver sends flows that are valid"),
+                folder: None,
+                settings: Settings::parse(&settings).expect("and settings that are"),
+                author: None,
+                note: None,
+                is_forced: false,
+            };
+            match engine.start_deployment(request).await {
+                Ok(deployment) => Answer::Done { name: deployment.deployment_id.to_string() },
+                Err(error) => unknown(&error),
+            }
+        }
         Ask::Stop => Answer::Absent,
     }
 }

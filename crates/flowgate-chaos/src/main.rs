@@ -17,6 +17,7 @@
 //! of what was acknowledged, and the sink's file of what was really done.
 
 mod cluster;
+mod deploys;
 mod drive;
 mod faults;
 mod flows;
@@ -41,6 +42,8 @@ enum Cli {
     Drive(drive::Args),
     /// One of the situations that must hold, with real processes
     Scenario(scenario::Args),
+    /// Deployments of a flow that is under load, with faults
+    Deploys(deploys::Args),
     /// Be one instance; its commands come on standard input
     #[command(hide = true)]
     Instance(instance::Args),
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse() {
         Cli::Drive(args) => drive::run(&args),
         Cli::Scenario(args) => scenario::run(&args),
+        Cli::Deploys(args) => deploys::run(&args),
         Cli::Instance(args) => instance::run(&args).map(|()| ExitCode::SUCCESS),
         Cli::Sink(args) => sink::run(&args).map(|()| ExitCode::SUCCESS),
     };

@@ -20,7 +20,7 @@ use crate::judge::{self, Verdict};
 use crate::ledger::Ledger;
 use crate::{flows, report, server, sink};
 
-mod holder;
+pub(crate) mod holder;
 mod leader;
 mod subscriber;
 
@@ -182,7 +182,13 @@ impl Load {
                     self.ledger.lock().note_stored(&key, run_id);
                     return;
                 }
-                Some(Answer::Unknown { .. } | Answer::Found { .. } | Answer::Absent) | None => {
+                Some(
+                    Answer::Unknown { .. }
+                    | Answer::Found { .. }
+                    | Answer::Absent
+                    | Answer::Done { .. },
+                )
+                | None => {
                     self.ledger.lock().note_unknown(&key);
                     std::thread::sleep(Duration::from_millis(50));
                 }
@@ -255,15 +261,20 @@ fn outage(
 async fn whole_feed(store: &dyn Store) -> anyhow::Result<Vec<StoredEvent>> {
     let mut events = Vec::new();
     for feed in 0..store.feeds() {
-        let mut after = Position::START;
-        loop {
-            let page = store.read_feed(feed, after, 1_000).await.context("reading the feed")?;
-            let Some(last) = page.last() else { break };
-            after = last.position;
-            events.extend(page);
-        }
+        events.extend(one_feed(store, feed).await?);
     }
     Ok(events)
+}
+
+/// One feed from its beginning.
+pub(crate) async fn one_feed(store: &dyn Store, feed: u16) -> anyhow::Result<Vec<StoredEvent>> {
+    let (mut events, mut after) = (Vec::new(), Position::START);
+    loop {
+        let page = store.read_feed(feed, after, 1_000).await.context("reading the feed")?;
+        let Some(last) = page.last() else { return Ok(events) };
+        after = last.position;
+        events.extend(page);
+    }
 }
 
 fn print(args: &Args, outcome: &Outcome) -> anyhow::Result<()> {

@@ -5,11 +5,14 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
-use flowgate_store::Store;
+use flowgate_engine::instance_id;
+use flowgate_store::{SqliteOptions, SqliteStore, Store};
 use flowgate_testbed::{Postgres, PrivateServer, Redis, RedisCluster};
+use tempfile::TempDir;
 
 /// Partitions of a store on a cluster, unless its URL says otherwise.
 const CLUSTER_PARTITIONS: u16 = 16;
+const SQLITE: &str = "sqlite:";
 
 /// A kind of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -17,6 +20,9 @@ pub(crate) enum Kind {
     Redis,
     RedisCluster,
     Postgres,
+    /// A file, and so for one instance only; not for whoever breaks servers.
+    #[value(skip)]
+    Sqlite,
 }
 
 impl Kind {
@@ -25,15 +31,16 @@ impl Kind {
             Self::Redis => "redis",
             Self::RedisCluster => "redis-cluster",
             Self::Postgres => "postgres",
+            Self::Sqlite => "sqlite",
         }
     }
 
     /// Whether a proxy can stand before the server. The nodes of a cluster tell their clients
-    /// their own addresses, so a client would go past it.
+    /// their own addresses, so a client would go past it, and there is no way to a file.
     pub(crate) fn takes_proxy(self) -> bool {
         match self {
             Self::Redis | Self::Postgres => true,
-            Self::RedisCluster => false,
+            Self::RedisCluster | Self::Sqlite => false,
         }
     }
 }
@@ -44,6 +51,7 @@ pub(crate) enum Server {
     Redis(Redis),
     RedisCluster(RedisCluster),
     Postgres(Postgres),
+    Sqlite(TempDir),
 }
 
 impl Server {
@@ -52,6 +60,10 @@ impl Server {
             Kind::Redis => Self::Redis(Redis::start()?),
             Kind::RedisCluster => Self::RedisCluster(RedisCluster::start()?),
             Kind::Postgres => Self::Postgres(Postgres::start()?),
+            Kind::Sqlite => {
+                let folder = tempfile::Builder::new().prefix("flowgate-sqlite-").tempdir();
+                Self::Sqlite(folder.context("making a folder for the store")?)
+            }
         })
     }
 
@@ -61,6 +73,7 @@ impl Server {
             Self::Redis(server) => server,
             Self::RedisCluster(server) => server,
             Self::Postgres(server) => server,
+            Self::Sqlite(_) => unreachable!("whoever breaks servers is not offered a file"),
         }
     }
 
@@ -69,6 +82,7 @@ impl Server {
             Self::Redis(server) => server.url(),
             Self::RedisCluster(server) => server.url(),
             Self::Postgres(server) => server.url(),
+            Self::Sqlite(folder) => format!("{SQLITE}{}", folder.path().join("store.db").display()),
         }
     }
 
@@ -83,6 +97,7 @@ impl Server {
                 );
                 server.ask(&sql)?;
             }
+            Self::Sqlite(_) => unreachable!("whoever moves clocks is not offered a file"),
             Self::Redis(server) => {
                 server.ask(&["HINCRBY", &shift(0), "clock_ms", &by])?;
             }
@@ -115,9 +130,20 @@ pub(crate) fn through(url: &str, address: SocketAddr) -> anyhow::Result<String> 
     Ok(url.replacen(&address_of(url)?.to_string(), &address.to_string(), 1))
 }
 
-/// Opens the store at `url`.
+/// Opens the store at `url`, as an instance does.
 pub(crate) async fn open(url: &str) -> anyhow::Result<Arc<dyn Store>> {
+    if let Some(path) = url.strip_prefix(SQLITE) {
+        return Ok(Arc::new(SqliteStore::open(path, SqliteOptions::new(instance_id())).await?));
+    }
     Ok(flowgate_store::open_shared(url).await?)
+}
+
+/// Opens the store at `url` beside the instances, to look at it.
+pub(crate) async fn look_at(url: &str) -> anyhow::Result<Arc<dyn Store>> {
+    match url.strip_prefix(SQLITE) {
+        Some(path) => Ok(Arc::new(SqliteStore::open_read_only(path).await?)),
+        None => open(url).await,
+    }
 }
 
 #[cfg(test)]

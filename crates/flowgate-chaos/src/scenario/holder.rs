@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// What is done to whoever holds a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Harm {
+pub(crate) enum Harm {
     /// SIGKILL.
     Kill,
     /// SIGSTOP until another has taken over.
@@ -45,18 +45,18 @@ impl Harm {
 }
 
 /// The instances that hold a term in turn.
-pub(super) struct Holders<'a> {
-    pub(super) cluster: &'a Cluster,
-    pub(super) store: &'a Arc<dyn Store>,
-    pub(super) runtime: &'a Runtime,
+pub(crate) struct Holders<'a> {
+    pub(crate) cluster: &'a Cluster,
+    pub(crate) store: &'a Arc<dyn Store>,
+    pub(crate) runtime: &'a Runtime,
     /// The name of the term.
-    pub(super) term: &'a str,
+    pub(crate) term: &'a str,
 }
 
 impl Holders<'_> {
     /// Harms whoever holds the term, does something else, and waits for the next holder; how long
     /// it took until there was one.
-    pub(super) fn harm(
+    pub(crate) fn harm(
         &self,
         harm: Harm,
         meanwhile: impl FnOnce() -> anyhow::Result<()>,
