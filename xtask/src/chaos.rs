@@ -23,7 +23,7 @@ const SHORT_FORMS: &[(&str, &[&str])] = &[
     ("scenario", &["leader", "--store", "postgres", "--faults", "4", "--seconds", "15"]),
     ("scenario", &["subscriber", "--store", "redis", "--faults", "4"]),
     ("scenario", &["subscriber", "--store", "postgres", "--faults", "4"]),
-    ("deploys", &["--store", "redis", "--messages", "1000", "--rate", "40", "--deploys", "3"]),
+    ("deploys", &["--store", "redis", "--messages", "1000", "--rate", "60", "--deploys", "3"]),
 ];
 
 #[derive(Debug, Args)]

@@ -23,8 +23,8 @@ use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use flowgate_store::control::{GATE, GateOutcome, RecordQuery, gate_of};
-use flowgate_store::{CommitOutcome, Refusal, RunCursor, RunQuery, RunRow, StoreError};
-use futures_util::StreamExt;
+use flowgate_store::{CommitOutcome, Refusal, RunCursor, RunQuery, StoreError};
+use futures_util::{StreamExt, TryStreamExt};
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
@@ -44,6 +44,10 @@ const COUNTED_FOR: Duration = Duration::from_secs(1);
 /// Held runs that are released by one call, and that are read at a time for it.
 const RELEASES_MAX: usize = 100;
 const READS_MAX: usize = 16;
+/// Records that are kept of held runs while they are let go; those of the rest are read again.
+const RECORDS_MAX: usize = 10_000;
+/// Held runs that are let go while what starts waits.
+const FEW_MAX: usize = 500;
 /// How often a gate is set again because somebody else has set it.
 const TRIES_MAX: usize = 20;
 /// How long a start waits for a gate that opens before it is held, and how often it looks.
@@ -174,16 +178,32 @@ pub(crate) fn held_of(flow: &Arc<str>) -> RunQuery {
     RunQuery { flow, statuses, limit: PAGE_MAX, ..RunQuery::default() }
 }
 
-/// The held runs of a flow and when each was accepted, the oldest first.
+/// A run that is held.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldRun {
+    run_id: RunId,
+    accepted_at: Timestamp,
+    /// As it was listed, if it is one of the oldest.
+    run: Option<Arc<Run>>,
+}
+
+/// The held runs of a flow, the oldest first.
 pub(crate) async fn held(
     instance: &Instance,
     flow: &Arc<str>,
-) -> Result<Vec<(Timestamp, RunId)>, EngineError> {
+) -> Result<Vec<HeldRun>, EngineError> {
     let mut query = held_of(flow);
-    let mut found: Vec<(Timestamp, RunId)> = Vec::new();
+    let mut found: Vec<HeldRun> = Vec::new();
     loop {
         let page = instance.store.list_runs(&query).await?;
-        found.extend(page.iter().map(|row| (row.started_at, row.run.run_id)));
+        found.extend(page.iter().map(|row| HeldRun {
+            run_id: row.run.run_id,
+            accepted_at: row.started_at,
+            run: Some(Arc::clone(&row.run)),
+        }));
+        // The latest come first, and are needed last.
+        let newer = found.len().saturating_sub(RECORDS_MAX);
+        found[newer.saturating_sub(PAGE_MAX)..newer].iter_mut().for_each(|held| held.run = None);
         match page.last() {
             Some(last) if page.len() == PAGE_MAX => {
                 let (started_at, run_id) = (last.started_at, last.run.run_id);
@@ -232,7 +252,7 @@ impl Engine {
         let set_at = record.map(|record| record.written_at);
         let waiting = held(instance, &flow).await?;
         let held = u64::try_from(waiting.len()).expect("what fits in memory can be counted");
-        let oldest_at = waiting.first().map(|(accepted_at, _)| *accepted_at);
+        let oldest_at = waiting.first().map(|first| first.accepted_at);
         Ok(GateStanding { flow, gate, set_at, held, oldest_at })
     }
 
@@ -441,7 +461,7 @@ async fn replay(
 
 /// How many are few enough to be let go while what starts waits.
 pub(crate) fn few(rate: Option<u32>) -> usize {
-    rate.map_or(RELEASES_MAX, |rate| usize::try_from(rate / 10).unwrap_or(1).clamp(1, RELEASES_MAX))
+    rate.map_or(FEW_MAX, |rate| usize::try_from(rate / 10).unwrap_or(1).clamp(1, FEW_MAX))
 }
 
 /// Lets the last few go on that a flow holds, and opens its gate, which is `gate` or was; how many
@@ -512,46 +532,50 @@ impl Pace {
 pub(crate) async fn release(
     instance: &Arc<Instance>,
     flow: &Arc<str>,
-    runs: &[(Timestamp, RunId)],
+    runs: &[HeldRun],
 ) -> Result<u64, EngineError> {
     let Instance { flows, store, workers, .. } = &**instance;
     let active = flows.active(&**store, workers, flow).await.map_err(EngineError::Flow)?;
     let active = active.ok_or_else(|| EngineError::NoFlow(Arc::clone(flow)))?;
+    let read = async |held: HeldRun| {
+        if let Some(run) = held.run {
+            return Ok(Some((run, held.accepted_at)));
+        }
+        let found = store.read_run(held.run_id).await?;
+        Ok::<_, StoreError>(found.map(|detail| (detail.row.run, detail.row.started_at)))
+    };
     let reads = futures_util::stream::iter(in_order(instance, runs).await?);
-    let mut reads = reads.map(|run_id| store.read_run(run_id)).buffered(READS_MAX);
+    let mut reads = std::pin::pin!(reads.map(read).buffered(READS_MAX));
     let mut commits: Vec<Commit> = Vec::new();
     while let Some(read) = reads.next().await {
-        let Some(detail) = read? else { continue };
-        let RunRow { run, started_at, .. } = detail.row;
+        let Some((run, accepted_at)) = read? else { continue };
         let commit_id = instance.commit_ids.next();
         // One that is not held any more was cancelled, or released by a leader before this one.
-        if let Ok(commit) = decide::release(&active.flow, &run, started_at, commit_id) {
+        if let Ok(commit) = decide::release(&active.flow, &run, accepted_at, commit_id) {
             commits.push(commit);
         }
     }
-    drop(reads);
     commit_all(instance, commits).await
 }
 
 /// The runs in the order in which they were accepted: of those with the same time, their places in
 /// the feed tell.
-async fn in_order(
-    instance: &Instance,
-    runs: &[(Timestamp, RunId)],
-) -> Result<Vec<RunId>, StoreError> {
+async fn in_order(instance: &Instance, runs: &[HeldRun]) -> Result<Vec<HeldRun>, StoreError> {
     let mut ordered = Vec::with_capacity(runs.len());
-    for same in runs.chunk_by(|one, other| one.0 == other.0) {
-        if let [(_, run_id)] = same {
-            ordered.push(*run_id);
+    for same in runs.chunk_by(|one, other| one.accepted_at == other.accepted_at) {
+        if same.len() == 1 {
+            ordered.extend_from_slice(same);
             continue;
         }
-        let mut placed = Vec::with_capacity(same.len());
-        for (_, run_id) in same {
-            let first = instance.store.read_events(*run_id, 0, 1).await?;
-            placed.push((first.first().map(|event| event.position), *run_id));
-        }
-        placed.sort();
-        ordered.extend(placed.into_iter().map(|(_, run_id)| run_id));
+        let place = async |held: &HeldRun| {
+            let first = instance.store.read_events(held.run_id, 0, 1).await?;
+            Ok::<_, StoreError>(first.first().map(|event| event.position))
+        };
+        let places = futures_util::stream::iter(same).map(place).buffered(READS_MAX);
+        let places: Vec<_> = places.try_collect().await?;
+        let mut placed: Vec<_> = places.into_iter().zip(same).collect();
+        placed.sort_by_key(|(place, held)| (*place, held.run_id));
+        ordered.extend(placed.into_iter().map(|(_, held)| held.clone()));
     }
     Ok(ordered)
 }

@@ -255,6 +255,7 @@ impl Campaign {
         let stop = CancellationToken::new();
         let (engine, config) = (self.engine.clone(), self.config.clone());
         let gates = gates::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
+        let gates = Box::pin(gates);
         let deploys = deploys::drive(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));
         let deploys = Box::pin(deploys);
         let bursts = debouncer::run(Arc::clone(&instance), engine.clone(), Arc::clone(&reign));

@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use flowgate_core::deploy::machine::Replayed;
 use flowgate_core::deploy::{Deployment, DeploymentId, Next, next};
-use flowgate_core::ids::RunId;
-use flowgate_core::time::Timestamp;
 use flowgate_store::StoreError;
 use flowgate_store::control::{Expect, Record, RecordWrite, RecordsOutcome};
 
 use super::{DEPLOYMENT, Open, TOPIC, key_of, list_all, read_one, write};
 use crate::backoff::Backoff;
 use crate::error::EngineError;
+use crate::gates::HeldRun;
 use crate::instance::Instance;
 use crate::leadership::Reign;
 use crate::supervisor::WeakEngine;
@@ -50,7 +49,7 @@ pub(super) struct Memo {
     pub(super) is_alerted: bool,
     pub(super) fault: Option<String>,
     /// Held runs in their order, as far as they were listed.
-    pub(super) waiting: VecDeque<(Timestamp, RunId)>,
+    pub(super) waiting: VecDeque<HeldRun>,
 }
 
 /// The leader, as far as deployments are concerned.
