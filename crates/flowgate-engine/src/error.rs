@@ -162,6 +162,11 @@ impl From<StoreError> for EngineError {
 }
 
 impl EngineError {
+    /// Whether the store may answer when it is asked again.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Store(error) if error.is_transient())
+    }
+
     /// The answer to a commit about `run_id`.
     pub(crate) fn of_commit(error: CommitError, run_id: RunId) -> Self {
         match error {

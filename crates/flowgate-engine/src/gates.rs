@@ -378,7 +378,8 @@ pub(crate) async fn run(instance: Arc<Instance>, engine: WeakEngine, reign: Arc<
                 drop(instance.store.wait_told(TOPIC, wait_max).await);
             }
             Err(error) => {
-                if backoff.tries() == 0 {
+                // A store that does not answer is told of once, by whoever judges that.
+                if backoff.tries() == 0 && !error.is_transient() {
                     tracing::warn!(%error, "what is held could not be let go; trying again");
                 }
                 backoff.wait().await;

@@ -79,7 +79,8 @@ pub(crate) async fn drive(instance: Arc<Instance>, engine: WeakEngine, reign: Ar
             }
             Err(Trouble::Lost) => return,
             Err(Trouble::Failed(error)) => {
-                if backoff.tries() == 0 {
+                // A store that does not answer is told of once, by whoever judges that.
+                if backoff.tries() == 0 && !error.is_transient() {
                     tracing::warn!(%error, "a deployment could not go on; trying again");
                 }
                 backoff.wait().await;

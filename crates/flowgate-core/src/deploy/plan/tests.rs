@@ -201,12 +201,18 @@ fn nothing_new_comes_before_what_has_begun() {
 
 #[test]
 fn a_new_step_starts_if_all_that_it_needs_is_there() {
-    let new = format!("{OLD}  note: {{subscribes: ['step:charge']}}\n");
+    let new = format!("{OLD}  note: {{subscribes: [charged]}}\n");
     check(&new, "", SHIPPING, "ship + note");
+    check(&new, "", CHARGING, "charge approve");
+    // When a step ended is only written down where a step of its revision subscribes to that.
+    let new = format!("{OLD}  note: {{subscribes: ['step:charge']}}\n");
+    let unknown = "a step waits for `charge` to be succeeded, and when it was is not known";
+    check(&new, "", SHIPPING, unknown);
     check(&new, "", CHARGING, "charge approve");
     let failing = format!("{OLD}  note: {{subscribes: ['step.failed:charge']}}\n");
     let failed = ("start=succeeded charge=failed approve=waiting", "paid stocked");
-    check(&failing, "", failed, "approve + note");
+    let unknown = "a step waits for `charge` to be failed, and when it was is not known";
+    check(&failing, "", failed, unknown);
 }
 
 #[test]
