@@ -208,8 +208,11 @@ fn on_store(
             problems.push(format!("`{round}` ended as {phase}: {:?}", one.deployment.rollback));
         }
     }
-    let too_late = done.iter().filter(|one| one.at_fault.is_some_and(Phase::is_terminal));
-    problems.extend(too_late.map(|one| format!("the fault of `{}` came late", one.round.name())));
+    // One that came when its deployment had ended shows nothing; the table says so.
+    let mut faults = done.iter().filter_map(|one| one.at_fault).peekable();
+    if faults.peek().is_some() && faults.all(Phase::is_terminal) {
+        problems.push("every fault came when its deployment had ended".to_owned());
+    }
     let verdict = judge::judge(&left);
     let rounds: Vec<Line> =
         done.iter().zip(&left.deployments).map(|(one, window)| line(one, window)).collect();
