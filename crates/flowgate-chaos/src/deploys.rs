@@ -216,11 +216,13 @@ fn on_store(
     let verdict = judge::judge(&left);
     let rounds: Vec<Line> =
         done.iter().zip(&left.deployments).map(|(one, window)| line(one, window)).collect();
-    let idle = rounds.iter().filter(|line| line.received == 0);
-    problems.extend(idle.map(|line| {
-        let round = &line.round;
-        format!("`{round}` saw no message: those before it took too long, or send more --messages")
-    }));
+    // A broken revision may be found between two messages; if most saw none, there was no load.
+    let idle = rounds.iter().filter(|line| line.received == 0).count();
+    if idle * 2 > rounds.len() {
+        problems.push(format!(
+            "{idle} deployments saw no message: they took too long, or send more --messages"
+        ));
+    }
     Ok(Outcome {
         store: place.kind().name(),
         seed,
