@@ -153,6 +153,7 @@ impl CheckpointState {
 /// Which deployment of a flow is under way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Open {
+    flow: Arc<str>,
     deployment_id: DeploymentId,
 }
 
@@ -228,7 +229,8 @@ impl Engine {
             },
             now,
         );
-        let open = Open { deployment_id: deployment.deployment_id.clone() };
+        let open =
+            Open { flow: Arc::clone(&name), deployment_id: deployment.deployment_id.clone() };
         let key = key_of(&name, &deployment.deployment_id);
         let writes = vec![
             write(OPEN, Arc::clone(&name), Expect::Absent, Some(&open)),

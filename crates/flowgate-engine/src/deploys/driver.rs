@@ -22,6 +22,9 @@ const RELOAD_MAX: Duration = Duration::from_secs(3);
 /// How often one that is under way is looked at when nothing else says when.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// Deployments that are forgotten at a time.
+const PRUNED_MAX: usize = 50;
+
 /// Why a round ended early.
 pub(super) enum Trouble {
     /// The term is over.
@@ -103,19 +106,11 @@ impl Driver {
             return Ok(RELOAD_MAX);
         }
         let mut wait_max = LOOK_EVERY;
-        for (flow, id) in self.flows_of(&open).await? {
+        for Open { flow, deployment_id: id } in open {
             let memo = memos.entry(id.clone()).or_default();
             wait_max = wait_max.min(self.go_on(&flow, &id, memo).await?);
         }
         Ok(wait_max)
-    }
-
-    /// The flows of what is under way.
-    async fn flows_of(&self, open: &[Open]) -> Result<Vec<(Arc<str>, DeploymentId)>, Trouble> {
-        let all: Vec<Deployment> = list_all(&*self.instance.store, DEPLOYMENT, "").await?;
-        let is_open = |one: &Deployment| open.iter().any(|o| o.deployment_id == one.deployment_id);
-        let open = all.into_iter().filter(is_open);
-        Ok(open.map(|one| (one.flow, one.deployment_id)).collect())
     }
 
     /// Does one thing after the other, until there is something to wait for.
@@ -174,7 +169,21 @@ impl Driver {
             let flow = Arc::clone(&next.flow);
             writes.push(write(super::OPEN, flow, Expect::Anything, None::<&()>));
         }
-        self.write_all(writes).await
+        self.write_all(writes).await?;
+        if next.phase.is_terminal() { self.prune(&next).await } else { Ok(()) }
+    }
+
+    /// Forgets the oldest deployments of a flow that has more than are kept.
+    async fn prune(&self, ended: &Deployment) -> Result<(), Trouble> {
+        let max = usize::try_from(ended.settings.audit_max_per_flow).unwrap_or(usize::MAX);
+        let all = super::deployments(&*self.instance.store, Some(&ended.flow)).await?;
+        let over = all.iter().skip(max.max(1)).take(PRUNED_MAX);
+        let forget = |one: &Deployment| {
+            let key = key_of(&one.flow, &one.deployment_id);
+            write(DEPLOYMENT, key, Expect::Anything, None::<&()>)
+        };
+        let forgotten: Vec<RecordWrite> = over.map(forget).collect();
+        if forgotten.is_empty() { Ok(()) } else { self.write_all(forgotten).await }
     }
 
     /// Writes records under the term. What somebody has changed is read again by the next look.

@@ -14,7 +14,7 @@ use flowgate_core::run::RunStatus;
 use flowgate_engine::{
     Ask, CheckpointState, DeployRequest, Engine, EngineConfig, EngineError, HandlerError,
     SchedulerConfig, StartRequest, StepContext, Workers, checkpoints, deployment_report,
-    find_deployment, instance_id,
+    deployments, find_deployment, instance_id,
 };
 use flowgate_store::{MemoryStore, RunQuery, SqliteOptions, SqliteStore, Store, whole_log};
 use parking_lot::Mutex;
@@ -413,8 +413,19 @@ async fn t8_one_deployment_of_a_flow_at_a_time(stores: Vec<Arc<dyn Store>>) {
     assert!(matches!(again, EngineError::Deploy(Refusal::Active { .. })), "{again:?}");
     let ended = scene.ended(&scene.deploy(NEW, FAST).await).await;
     assert_eq!(ended.phase, Phase::Completed, "{ended:?}");
+    let all = deployments(&**scene.engine().store(), Some("orders")).await.unwrap();
+    assert_eq!(all.len(), 2);
     let older = scene.engine().plan_deployment(&request(OLD, FAST)).await.unwrap_err();
     assert!(matches!(older, EngineError::Deploy(Refusal::Older { .. })), "{older:?}");
+    // Of those that have ended no more are kept than the settings say.
+    let last = NEW.replace("attempts: 1", "attempts: 2");
+    let last = scene.deploy(&last, &format!("{FAST}audit_max_per_flow: 1\n")).await;
+    scene.ended(&last).await;
+    let is_pruned = async || {
+        let all = deployments(&**scene.engine().store(), Some("orders")).await.unwrap();
+        all.len() == 1 && all[0].deployment_id == last.deployment_id
+    };
+    eventually("the older ones are forgotten", is_pruned).await;
     shut_down(scene.engines).await;
 }
 

@@ -4,7 +4,7 @@
 -- sets the gate holds it alone. So when a gate is set, no start of an older generation is under way.
 
 CREATE FUNCTION gate_lock(flow_name text) RETURNS bigint
-LANGUAGE sql IMMUTABLE
+LANGUAGE sql STABLE
 SET search_path FROM CURRENT
 RETURN hashtextextended(current_schema() || '/gate/' || flow_name, 0);
 
