@@ -24,12 +24,13 @@ const SHORT_FORMS: &[(&str, &[&str])] = &[
     ("scenario", &["subscriber", "--store", "redis", "--faults", "4"]),
     ("scenario", &["subscriber", "--store", "postgres", "--faults", "4"]),
     ("deploys", &["--store", "redis", "--messages", "1000", "--rate", "60", "--deploys", "3"]),
+    ("deploys", &["--store", "postgres", "--messages", "700", "--rate", "20", "--boundaries"]),
 ];
 
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
     /// Handed to the harness: --store, --instances, --runs, --faults, --seed, --json, --keep,
-    /// --plant, or for deployments --messages, --rate, --deploys; `--help` says more
+    /// --plant, or for deployments --messages, --rate, --deploys, --boundaries; `--help` says more
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }

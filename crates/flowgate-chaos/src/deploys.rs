@@ -70,6 +70,9 @@ pub(crate) struct Args {
     /// Deployments meanwhile
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=100))]
     deploys: u8,
+    /// Instead, one deployment for each moment at which its driver can die
+    #[arg(long, conflicts_with = "deploys")]
+    boundaries: bool,
     /// The stores, one after another; all if absent
     #[arg(long, value_enum, value_delimiter = ',')]
     store: Vec<Where>,
@@ -189,7 +192,11 @@ fn on_store(
     let deployer = Deployer { cluster: &cluster, store: &store, runtime };
     deployer.register()?;
     let load = Load::default();
-    let rounds = Round::plan(seed, usize::from(args.deploys));
+    let rounds = if args.boundaries {
+        Round::boundaries()
+    } else {
+        Round::plan(seed, usize::from(args.deploys))
+    };
     let done = send_and_deploy(args, &deployer, &load, &rounds)?;
     let mut problems = Vec::new();
     let open = runtime.block_on(wait_until_ended(&*store, END_WAIT_MAX))?;
@@ -397,7 +404,7 @@ fn print(as_json: bool, outcome: &Outcome) -> anyhow::Result<()> {
     for (line, hold_ms) in outcome.rounds.iter().zip(&v.hold_ms) {
         let fault = line.at_fault.map(|phase| format!("; the fault in {phase}"));
         report::say(&format!(
-            "  {:<16} {:<11} {:>5} ms, {:>4} received, {:>4} held for {hold_ms} ms after, {} checkpointed{}",
+            "  {:<24} {:<11} {:>5} ms, {:>4} received, {:>4} held for {hold_ms} ms after, {} checkpointed{}",
             line.round,
             line.ended,
             line.took_ms,

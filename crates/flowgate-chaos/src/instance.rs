@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio_util::task::TaskTracker;
 
+use crate::doom::{Boundary, Doom};
 use crate::plant::{Bug, Planted};
 use crate::sink::SinkClient;
 use crate::{deploys, flows, server, tally};
@@ -56,6 +57,8 @@ pub(crate) enum Ask {
     Register { flow: String },
     /// Begin a deployment of a revision.
     Deploy { flow: String, settings: String },
+    /// Die at this moment of a deployment, or no more.
+    Doom { at: Option<Boundary> },
     /// End gracefully.
     Stop,
 }
@@ -139,10 +142,8 @@ async fn work(args: &Args) -> anyhow::Result<()> {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     };
-    let store: Arc<dyn Store> = match args.plant {
-        Some(bug) => Arc::new(Planted::new(store, bug)),
-        None => store,
-    };
+    let doom = Arc::new(Doom::default());
+    let store: Arc<dyn Store> = Arc::new(Planted::new(store, args.plant, Arc::clone(&doom)));
     let sink = Arc::new(SinkClient::new(args.sink, name.clone()));
     let engine = Engine::start(Arc::clone(&store), workers(&sink, lease), config)?;
     for flow in flows::all().values() {
@@ -165,9 +166,9 @@ async fn work(args: &Args) -> anyhow::Result<()> {
         if let Ask::Stop = command.ask {
             break;
         }
-        let engine = engine.clone();
+        let (engine, doom) = (engine.clone(), Arc::clone(&doom));
         tasks.spawn(async move {
-            let answer = answer(&engine, command.ask).await;
+            let answer = answer(&engine, &doom, command.ask).await;
             // The driver hangs up when it has killed this process anyway.
             drop(say(&Say::Answer { id: command.id, answer }));
         });
@@ -176,7 +177,7 @@ async fn work(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn answer(engine: &Engine, ask: Ask) -> Answer {
+async fn answer(engine: &Engine, doom: &Doom, ask: Ask) -> Answer {
     let unknown = |error: &dyn std::fmt::Display| Answer::Unknown { error: error.to_string() };
     match ask {
         Ask::Start { flow, key } => {
@@ -212,6 +213,10 @@ async fn answer(engine: &Engine, ask: Ask) -> Answer {
                 Ok(deployment) => Answer::Done { name: deployment.deployment_id.to_string() },
                 Err(error) => unknown(&error),
             }
+        }
+        Ask::Doom { at } => {
+            doom.set(at);
+            Answer::Done { name: String::new() }
         }
         Ask::Stop => Answer::Absent,
     }

@@ -18,6 +18,7 @@
 
 mod cluster;
 mod deploys;
+mod doom;
 mod drive;
 mod faults;
 mod flows;

@@ -16,6 +16,8 @@ use flowgate_store::{
 };
 use parking_lot::Mutex;
 
+use crate::doom::Doom;
+
 mod control;
 
 /// A promise that is broken.
@@ -45,11 +47,12 @@ pub(crate) enum Bug {
     FenceIgnored,
 }
 
-/// A store with a bug.
+/// A store with a bug, if it was given one, whose process may be doomed.
 #[derive(Debug)]
 pub(crate) struct Planted {
     inner: Arc<dyn Store>,
-    bug: Bug,
+    bug: Option<Bug>,
+    doom: Arc<Doom>,
     known: Mutex<HashMap<RunId, RunDetail>>,
     claimed: Mutex<Vec<Claimed>>,
 }
@@ -62,13 +65,14 @@ fn by_chance() -> bool {
 }
 
 impl Planted {
-    pub(crate) fn new(inner: Arc<dyn Store>, bug: Bug) -> Self {
-        Self { inner, bug, known: Mutex::default(), claimed: Mutex::default() }
+    pub(crate) fn new(inner: Arc<dyn Store>, bug: Option<Bug>, doom: Arc<Doom>) -> Self {
+        Self { inner, bug, doom, known: Mutex::default(), claimed: Mutex::default() }
     }
 
     fn spoil(&self, commit: &mut Commit) {
         let is_lease = |guard: &Guard| matches!(guard, Guard::LeaseHeld { .. });
-        match self.bug {
+        let Some(bug) = self.bug else { return };
+        match bug {
             Bug::NoLeaseGuard | Bug::FenceIgnored => commit.guards.retain(|g| !is_lease(g)),
             Bug::LeaseGuardOnSuccessOnly => {
                 let succeeds = |event: &Event| matches!(event, Event::StepSucceeded { .. });
@@ -125,6 +129,9 @@ impl Store for Planted {
         mut commits: Vec<Commit>,
         claimant: Option<&Claimant>,
     ) -> Result<Vec<CommitOutcome>, StoreError> {
+        if self.bug.is_none() {
+            return self.inner.commit(commits, claimant).await;
+        }
         let original = commits.clone();
         for commit in &mut commits {
             self.spoil(commit);
@@ -138,14 +145,14 @@ impl Store for Planted {
             self.inner.commit(doubled, None).await?;
         }
         let outcomes = match self.inner.commit(commits, claimant).await {
-            Err(error) if self.bug == Bug::SilenceMeansYes && error.is_transient() => {
+            Err(error) if self.bug == Some(Bug::SilenceMeansYes) && error.is_transient() => {
                 return Ok(vec![CommitOutcome::Applied { handed_off: Vec::new() }; count]);
             }
             outcomes => outcomes?,
         };
         let judged = outcomes.into_iter().zip(original).map(|(outcome, asked)| match outcome {
             CommitOutcome::Refused(Refusal::RunVersion)
-                if self.bug == Bug::LoserReturnsEarly && asked.version_before() > 0 =>
+                if self.bug == Some(Bug::LoserReturnsEarly) && asked.version_before() > 0 =>
             {
                 CommitOutcome::Applied { handed_off: Vec::new() }
             }
@@ -160,7 +167,8 @@ impl Store for Planted {
 
     async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
         let mut claimed = self.inner.claim(claimant).await?;
-        match self.bug {
+        let Some(bug) = self.bug else { return Ok(claimed) };
+        match bug {
             Bug::ClaimTwice => {
                 let mut before = self.claimed.lock();
                 if claimed.len() < claimant.slots && by_chance() {
@@ -198,7 +206,7 @@ impl Store for Planted {
     ) -> Result<Vec<Renewal>, StoreError> {
         let now = self.inner.now().await?;
         let renewals = self.inner.renew(leases, lease).await?;
-        if self.bug == Bug::FenceIgnored {
+        if self.bug == Some(Bug::FenceIgnored) {
             return Ok(renewals.iter().map(|_| Renewal::Held(now.plus(lease))).collect());
         }
         Ok(renewals)
@@ -206,7 +214,7 @@ impl Store for Planted {
 
     async fn read_run(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
         let found = self.inner.read_run(run_id).await?;
-        if self.bug == Bug::StaleRead
+        if self.bug == Some(Bug::StaleRead)
             && let Some(found) = &found
         {
             let mut known = self.known.lock();

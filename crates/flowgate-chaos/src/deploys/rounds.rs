@@ -13,6 +13,7 @@ use tokio::runtime::Runtime;
 
 use super::flow::{self, FLOW, Quality, SETTINGS};
 use crate::cluster::Cluster;
+use crate::doom::Boundary;
 use crate::instance::{Answer, Ask};
 use crate::scenario::holder::{Harm, Holders};
 
@@ -32,8 +33,8 @@ pub(super) enum Round {
     Plain,
     /// The new revision is broken.
     Broken,
-    /// Whoever drives it is killed when it has reached this phase.
-    Kill(Phase),
+    /// Whoever drives it dies at this moment; on the way back the new revision is broken.
+    Kill(Boundary),
     /// Whoever drives it is cut off from the store when it has reached this phase.
     Cut(Phase),
 }
@@ -52,8 +53,7 @@ impl Round {
     /// cut off. The first three are one of each.
     pub(super) fn plan(seed: u64, count: usize) -> Vec<Self> {
         let mut random = fastrand::Rng::with_seed(seed);
-        // The audit is over so soon that a fault would come too late.
-        let mut kills = [Phase::Drain, Phase::Verify, Phase::Resume, Phase::Deploy];
+        let mut kills = Boundary::all();
         random.shuffle(&mut kills);
         let mut kills = kills.into_iter().cycle();
         let mut cuts = [Phase::Drain, Phase::Verify, Phase::Resume];
@@ -70,11 +70,24 @@ impl Round {
         rounds
     }
 
+    /// A kill at every moment, once each.
+    pub(super) fn boundaries() -> Vec<Self> {
+        Boundary::all().into_iter().map(Self::Kill).collect()
+    }
+
+    fn quality(self) -> Quality {
+        match self {
+            Self::Broken => Quality::Broken,
+            Self::Kill(at) if at.is_on_the_way_back() => Quality::Broken,
+            Self::Plain | Self::Kill(_) | Self::Cut(_) => Quality::Good,
+        }
+    }
+
     /// How it ends if all is well.
     pub(super) fn expected(self) -> Phase {
-        match self {
-            Self::Broken => Phase::RolledBack,
-            Self::Plain | Self::Kill(_) | Self::Cut(_) => Phase::Completed,
+        match self.quality() {
+            Quality::Broken => Phase::RolledBack,
+            Quality::Good => Phase::Completed,
         }
     }
 
@@ -83,7 +96,7 @@ impl Round {
         match self {
             Self::Plain => "plain".to_owned(),
             Self::Broken => "broken".to_owned(),
-            Self::Kill(phase) => format!("kill at {phase}"),
+            Self::Kill(at) => format!("kill {at}"),
             Self::Cut(phase) => format!("cut at {phase}"),
         }
     }
@@ -108,14 +121,13 @@ impl Deployer<'_> {
 
     /// Deploys revision `number` and waits until that has ended, one way or the other.
     pub(super) fn deploy(&self, number: usize, round: Round) -> anyhow::Result<Done> {
-        let quality = if round == Round::Broken { Quality::Broken } else { Quality::Good };
-        let id = self.begin(&flow::text(number, quality))?;
+        if let Round::Kill(at) = round {
+            self.doom(Some(at))?;
+        }
+        let id = self.begin(&flow::text(number, round.quality()))?;
         let at_fault = match round {
             Round::Plain | Round::Broken => None,
-            Round::Kill(phase) => {
-                self.wait_for(&id, |deployment| has_reached(deployment, phase))?;
-                Some(self.kill(&id)?)
-            }
+            Round::Kill(_) => Some(self.bury(&id)?),
             Round::Cut(phase) => {
                 self.wait_for(&id, |deployment| has_reached(deployment, phase))?;
                 Some(self.cut(&id)?)
@@ -180,15 +192,37 @@ impl Deployer<'_> {
         phase.context("the leader was not harmed")
     }
 
-    /// Kills whoever leads, and starts it again; the phase in which the deployment was left.
-    fn kill(&self, id: &str) -> anyhow::Result<Phase> {
-        if self.cluster.len() > 1 {
-            return self.harm(Harm::Kill, id);
+    /// Has whoever drives a deployment die at this moment, or nobody any more.
+    fn doom(&self, at: Option<Boundary>) -> anyhow::Result<()> {
+        for place in 0..self.cluster.len() {
+            let instance = self.cluster.instance(place);
+            let answer = instance.ask(Ask::Doom { at }, BEGIN_MAX);
+            ensure!(
+                answer.is_some() || instance.said().is_gone,
+                "an instance was not told when to die"
+            );
         }
-        ensure!(self.cluster.instance(0).kill()?, "the instance had ended by itself");
+        Ok(())
+    }
+
+    /// Waits for the death of whoever drives the deployment, and starts it again; the phase in which
+    /// the deployment was left.
+    fn bury(&self, id: &str) -> anyhow::Result<Phase> {
+        let watch = Stopwatch::start();
+        let gone = |place: &usize| self.cluster.instance(*place).said().is_gone;
+        let place = loop {
+            if let Some(place) = (0..self.cluster.len()).find(gone) {
+                break place;
+            }
+            ensure!(watch.elapsed() < END_MAX, "nobody died of deployment {id}");
+            std::thread::sleep(LOOK);
+        };
         let phase = self.read(id)?.phase;
-        self.cluster.replace(0)?;
-        self.cluster.instance(0).wait_until_up()?;
+        // Whoever goes on is to live.
+        self.doom(None)?;
+        ensure!(self.cluster.instance(place).kill()?, "the instance had ended by itself");
+        self.cluster.replace(place)?;
+        self.cluster.instance(place).wait_until_up()?;
         Ok(phase)
     }
 

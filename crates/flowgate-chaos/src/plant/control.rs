@@ -1,4 +1,4 @@
-//! Terms, records, permits and hints, which have no bug.
+//! Terms, records, permits and hints, which have no bug; who writes a record may be doomed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use flowgate_store::control::{
 use flowgate_store::{SessionLock, StoreError};
 
 use super::Planted;
+use crate::doom::{self, Side};
 
 #[async_trait]
 impl Control for Planted {
@@ -38,7 +39,11 @@ impl Control for Planted {
         writes: Vec<RecordWrite>,
         under: Option<&TermRef>,
     ) -> Result<RecordsOutcome, StoreError> {
-        self.inner.write_records(writes, under).await
+        let entered = doom::phases(&writes);
+        self.doom.pass(Side::Before, &entered);
+        let outcome = self.inner.write_records(writes, under).await;
+        self.doom.pass(Side::After, &entered);
+        outcome
     }
 
     async fn read_records(
