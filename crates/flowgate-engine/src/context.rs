@@ -136,6 +136,7 @@ impl StepContext {
                 | CommitError::RunExists
                 | CommitError::NoRun
                 | CommitError::Contended
+                | CommitError::Moved
                 | CommitError::GateMoved(_)
                 | CommitError::TooLarge { .. }
                 | CommitError::Closed,

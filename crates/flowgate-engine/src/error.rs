@@ -139,6 +139,8 @@ pub(crate) enum CommitError {
     NoRun,
     /// Others were faster, too often.
     Contended,
+    /// The run was moved to another revision meanwhile.
+    Moved,
     /// The gate of the flow is at another generation.
     GateMoved(GateStamp),
     /// It is over the limit.
@@ -172,9 +174,10 @@ impl EngineError {
         match error {
             CommitError::Rejected(rejection) => Self::Rejected(rejection),
             CommitError::NoRun | CommitError::LeaseLost => Self::NoRun(run_id),
-            CommitError::RunExists | CommitError::Contended | CommitError::GateMoved(_) => {
-                Self::Contended
-            }
+            CommitError::RunExists
+            | CommitError::Contended
+            | CommitError::Moved
+            | CommitError::GateMoved(_) => Self::Contended,
             CommitError::TooLarge { bytes } => Self::Invalid(format!(
                 "{bytes} bytes of payloads are over the limit of {}",
                 flowgate_core::limits::COMMIT_BYTES_MAX

@@ -50,6 +50,11 @@ impl LoadedFlow {
         Self { flow, folder, handlers, has_foreign, quick }
     }
 
+    /// Whether it is the same revision of the same flow, loaded here or there.
+    pub(crate) fn is_same(self: &Arc<Self>, other: &Arc<Self>) -> bool {
+        Arc::ptr_eq(self, other) || self.flow.revision == other.flow.revision
+    }
+
     /// Whether some of its steps can only be executed by others.
     pub(crate) fn has_foreign(&self) -> bool {
         self.has_foreign

@@ -10,7 +10,7 @@ use flowgate_core::run::Run;
 use flowgate_store::LeaseRef;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Stop};
 use crate::flows::LoadedFlow;
 use crate::id_map::RunMap;
 use crate::inbox::Item;
@@ -64,11 +64,35 @@ impl Entry {
         }
     }
 
-    /// Takes over `run` unless it is older than what is known.
+    /// Takes over `run`, which is on the same revision, unless it is older than what is known.
     pub(crate) fn note(&mut self, run: &Arc<Run>) {
         if run.version > self.run.version {
             self.run = Arc::clone(run);
         }
+    }
+
+    /// The same for a run that may have been moved to another revision since.
+    pub(crate) fn note_moved(&mut self, run: &Arc<Run>, flow: &Arc<LoadedFlow>) {
+        if run.version > self.run.version && !self.flow.is_same(flow) {
+            self.flow = Arc::clone(flow);
+            self.lose_moved();
+        }
+        self.note(run);
+    }
+
+    /// Gives up the attempts of other revisions: a run is moved with all of its jobs.
+    pub(crate) fn lose_moved(&mut self) {
+        let (run, flow) = (&self.run, &self.flow);
+        self.attempts.retain(|attempt| {
+            let stays = attempt.flow.is_same(flow);
+            if !stays {
+                attempt.stop(Stop::LeaseLost);
+                attempt.instance.metrics.leases_lost.increment(1);
+                tracing::info!(run_id = %run.run_id, step = %attempt.step().name,
+                    "the run was moved to another revision; the attempt is given up");
+            }
+            stays
+        });
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -95,7 +119,7 @@ impl InFlight {
             let entry = runs
                 .entry(run.run_id)
                 .or_insert_with(|| Entry::new(Arc::clone(run), Arc::clone(&attempt.flow)));
-            entry.note(run);
+            entry.note_moved(run, &attempt.flow);
             entry.attempts.push(Arc::clone(attempt));
         }
     }

@@ -81,6 +81,8 @@ struct Parts {
     leases: LeaseKeeper,
 }
 
+/// How often something is reported anew because its run was moved to another revision.
+const MOVES_MAX: usize = 5;
 /// How often a start is decided anew because the gate of its flow has moved.
 pub(crate) const GATE_TRIES_MAX: usize = 20;
 
@@ -644,12 +646,19 @@ impl Engine {
     }
 
     async fn report(&self, run_id: RunId, report: Report) -> Result<Arc<Run>, EngineError> {
-        let seed = self.seed(run_id).await?;
-        let (reply, answer) = oneshot::channel();
-        let item =
-            Item { run_id, report, attempt: None, seed: Some(Box::new(seed)), reply: Some(reply) };
-        self.instance().inbox.push(Inbound::Report(item));
-        self.answered(run_id, answer).await
+        for _ in 0..MOVES_MAX {
+            let seed = Some(Box::new(self.seed(run_id).await?));
+            let (reply, answer) = oneshot::channel();
+            let (report, reply) = (report.clone(), Some(reply));
+            let item = Item { run_id, report, attempt: None, seed, reply };
+            self.instance().inbox.push(Inbound::Report(item));
+            match self.answer(answer).await {
+                // The steps that it is about have other places now.
+                Err(CommitError::Moved) => {}
+                answer => return answer.map_err(|error| EngineError::of_commit(error, run_id)),
+            }
+        }
+        Err(EngineError::Contended)
     }
 
     pub(crate) async fn seed(&self, run_id: RunId) -> Result<Seed, EngineError> {
@@ -659,14 +668,6 @@ impl Engine {
         let pinned = (&run.flow, &run.revision);
         let flow = instance.flows.load(&*instance.store, &instance.workers, pinned).await;
         Ok(Seed { flow: flow.map_err(EngineError::Flow)?, run })
-    }
-
-    async fn answered(
-        &self,
-        run_id: RunId,
-        answer: oneshot::Receiver<Result<Arc<Run>, CommitError>>,
-    ) -> Result<Arc<Run>, EngineError> {
-        self.answer(answer).await.map_err(|error| EngineError::of_commit(error, run_id))
     }
 
     pub(crate) async fn answer(

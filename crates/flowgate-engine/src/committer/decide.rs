@@ -26,6 +26,11 @@ pub(super) fn decide(instance: &Instance, entry: &mut Entry) -> Option<(Commit, 
     let mut pending = std::mem::take(&mut entry.pending).into_iter();
     let mut bytes = 0;
     for mut item in pending.by_ref() {
+        if item.attempt.as_ref().is_some_and(|attempt| !attempt.flow.is_same(&entry.flow)) {
+            // It was given up when the run was moved; what it names are steps of another revision.
+            settle::refuse(item, CommitError::LeaseLost);
+            continue;
+        }
         if !prepare(&mut item, &items) {
             continue;
         }

@@ -16,6 +16,7 @@ use crate::attempt::{Attempt, Stop, failure};
 use crate::backoff::jittered;
 use crate::clock;
 use crate::error::CommitError;
+use crate::flows::LoadedFlow;
 use crate::id_map::RunMap;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
@@ -53,7 +54,8 @@ impl Committer {
                     for item in items {
                         self.applied(entry, item, &sent.record);
                     }
-                    self.hand_off(entry, handed_off, now);
+                    let base = sent.base.expect("reports are about a run that exists");
+                    self.hand_off(entry, &base.flow, handed_off, now);
                     self.go_on(&mut runs, run_id);
                 }
                 (SentOrigin::Reports(run_id, items), CommitOutcome::Refused(refusal)) => {
@@ -132,10 +134,11 @@ impl Committer {
         (handed_off, now): (Vec<Claimed>, Instant),
     ) {
         if !handed_off.is_empty() {
-            let (run_id, flow) = (record.run_id, start.flow);
-            let entry = runs.entry(run_id).or_insert_with(|| Entry::new(Arc::clone(record), flow));
+            let (run_id, flow) = (record.run_id, &start.flow);
+            let new = || Entry::new(Arc::clone(record), Arc::clone(flow));
+            let entry = runs.entry(run_id).or_insert_with(new);
             entry.note(record);
-            self.hand_off(entry, handed_off, now);
+            self.hand_off(entry, flow, handed_off, now);
             self.go_on(runs, run_id);
         }
         self.replies.push((start.reply, Arc::clone(record)));
@@ -205,10 +208,16 @@ impl Committer {
     }
 
     /// Jobs that the commit made due and leased to this instance.
-    fn hand_off(&mut self, entry: &mut Entry, handed_off: Vec<Claimed>, now: Instant) {
+    fn hand_off(
+        &mut self,
+        entry: &mut Entry,
+        flow: &Arc<LoadedFlow>,
+        handed_off: Vec<Claimed>,
+        now: Instant,
+    ) {
         for claimed in handed_off {
             let kind = claimed.job.kind;
-            let attempt = Attempt::new(&self.instance, &entry.flow, claimed, now);
+            let attempt = Attempt::new(&self.instance, flow, claimed, now);
             entry.attempts.push(Arc::clone(&attempt));
             match kind {
                 JobKind::Execute => self.handed_off.push(attempt),
@@ -286,11 +295,19 @@ impl Committer {
     ) {
         match found {
             Ok(Some(run)) if run.revision != entry.flow.flow.revision => {
-                // It was moved to another revision, and with it every job of it.
+                // It was moved to a revision that is not at hand here, and with it all of its jobs.
                 entry.run = run;
                 entry.phase = Phase::Idle;
-                entry.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::LeaseLost));
-                entry.pending.drain(..).for_each(|item| refuse(item, CommitError::LeaseLost));
+                entry.attempts.drain(..).for_each(|attempt| {
+                    attempt.stop(Stop::LeaseLost);
+                    self.instance.metrics.leases_lost.increment(1);
+                });
+                for item in entry.pending.drain(..) {
+                    let is_of_attempt = item.attempt.is_some();
+                    let error =
+                        if is_of_attempt { CommitError::LeaseLost } else { CommitError::Moved };
+                    refuse(item, error);
+                }
             }
             Ok(Some(run)) => {
                 entry.note(&run);

@@ -296,6 +296,7 @@ async fn commit(
         CommitError::NoRun => RemoteError::NotFound { run_id, step: Arc::clone(&lease.step) },
         error @ (CommitError::RunExists
         | CommitError::Contended
+        | CommitError::Moved
         | CommitError::GateMoved(_)
         | CommitError::TooLarge { .. }
         | CommitError::Store(_)

@@ -3,6 +3,8 @@
 
 mod debounce;
 mod degradation;
+mod deploy_faults;
+mod deploy_plans;
 mod deploys;
 mod faults;
 mod flows;

@@ -1,6 +1,7 @@
 //! Several instances on one shared store, each with a handle of its own.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use flowgate_engine::{
     Engine, EngineConfig, HandlerError, StartRequest, StepContext, Workers, instance_id,
 };
 use flowgate_store::{Queues, Store, open_shared};
+use flowgate_testbed::FaultProxy;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Barrier;
@@ -40,6 +42,12 @@ impl Place {
         open_shared(&self.0).await.expect("opening the store")
     }
 
+    /// One more handle of the store, over connections that can be cut.
+    pub(crate) async fn open_behind_proxy(&self) -> (FaultProxy, Arc<dyn Store>) {
+        let (proxy, url) = behind_proxy(&self.0);
+        (proxy, open_shared(&url).await.expect("opening the store"))
+    }
+
     /// Instances, each with a handle and handlers of its own.
     async fn engines(&self, count: usize, workers: impl Fn() -> Workers) -> Vec<Engine> {
         let mut engines = Vec::new();
@@ -49,6 +57,20 @@ impl Place {
         }
         engines
     }
+}
+
+/// A proxy before the server of a URL, and the URL that leads through it.
+pub(crate) fn behind_proxy(url: &str) -> (FaultProxy, String) {
+    let (scheme, rest) = url.split_once("://").expect("a URL");
+    let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(user, rest)| (user, rest));
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (host, path) = rest.split_at(end);
+    let host = host.replace("localhost", "127.0.0.1");
+    let upstream: SocketAddr = host.parse().expect("the address of a private server");
+    let proxy = FaultProxy::start(upstream).expect("starting a proxy");
+    let at = if user.is_empty() { String::new() } else { format!("{user}@") };
+    let url = format!("{scheme}://{at}{}{path}", proxy.address());
+    (proxy, url)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the services tell the tests where they are")]

@@ -1,7 +1,6 @@
 //! Subscribers of several instances on Redis and PostgreSQL, each behind a proxy that breaks its
 //! connections.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use flowgate_store::{Control, PostgresOptions, PostgresStore, Queues, Store, ope
 use flowgate_testbed::FaultProxy;
 use tokio::time::{Instant, timeout};
 
-use crate::shared::variable;
+use crate::shared::{behind_proxy, variable};
 use crate::subscribers::{fold_of, state_of, tally, workers};
 use crate::world::payload;
 
@@ -53,7 +52,7 @@ impl Place {
 
     /// An instance whose connections go through a proxy of its own.
     async fn instance(&self) -> Instance {
-        let (proxy, server) = self.behind_proxy();
+        let (proxy, server) = behind_proxy(&self.server);
         let store =
             open_shared(&format!("{server}{}", self.rest)).await.expect("opening the store");
         let config =
@@ -62,19 +61,6 @@ impl Place {
         let options = SubscribeOptions { lease: LEASE, ..SubscribeOptions::coordinated() };
         let handle = engine.subscribe("p", tally(), options).await.expect("subscribing");
         Instance { proxy, engine: Some(engine), handle }
-    }
-
-    fn behind_proxy(&self) -> (FaultProxy, String) {
-        let (scheme, rest) = self.server.split_once("://").expect("a URL");
-        let (user, rest) = rest.rsplit_once('@').map_or(("", rest), |(user, rest)| (user, rest));
-        let end = rest.find('/').unwrap_or(rest.len());
-        let (host, path) = rest.split_at(end);
-        let host = host.replace("localhost", "127.0.0.1");
-        let upstream: SocketAddr = host.parse().expect("the address of a private server");
-        let proxy = FaultProxy::start(upstream).expect("starting a proxy");
-        let at = if user.is_empty() { String::new() } else { format!("{user}@") };
-        let url = format!("{scheme}://{at}{}{path}", proxy.address());
-        (proxy, url)
     }
 }
 
@@ -217,7 +203,7 @@ async fn an_effect_in_the_transaction_of_the_checkpoint_is_there_exactly_once_on
     execute(&store, &format!("CREATE TABLE {table} (run text, seq bigint)")).await;
     let mut instances = Vec::new();
     for _ in 0..2 {
-        let (proxy, server) = place.behind_proxy();
+        let (proxy, server) = behind_proxy(&place.server);
         let behind = postgres(&format!("{server}{}", place.rest)).await;
         let engine = idle(Arc::clone(&behind) as Arc<dyn Store>);
         let subscriber = PgSubscriber::new(behind, Effects(table.clone()));
