@@ -125,6 +125,12 @@ impl Driver {
                 return Err(Trouble::Lost);
             }
             let Some(held) = self.read(flow, id).await? else { return Ok(LOOK_EVERY) };
+            let driver = &self.instance.config.instance;
+            if held.deployment.driver.as_ref() != Some(driver) {
+                // Whoever looks at it is told who drives it, also while there is nothing to do.
+                self.write(&held, &held.deployment.driven_by(driver.clone())).await?;
+                continue;
+            }
             let seen = self.look(&held.deployment, memo).await?;
             let now = seen.now;
             match next(&held.deployment, &seen) {
@@ -158,19 +164,17 @@ impl Driver {
 
     /// Writes the next record of a deployment, unless somebody else has.
     pub(super) async fn write(&self, held: &Held, next: &Deployment) -> Result<(), Trouble> {
-        let next =
-            Deployment { driver: Some(self.instance.config.instance.clone()), ..next.clone() };
         let key = key_of(&next.flow, &next.deployment_id);
         let keep = next.phase.is_terminal().then_some(next.settings.audit_retention.0);
-        let record = write(DEPLOYMENT, key, Expect::Version(held.record), Some(&next));
+        let record = write(DEPLOYMENT, key, Expect::Version(held.record), Some(next));
         let mut writes = vec![RecordWrite { keep, ..record }];
         if next.phase.is_terminal() {
-            self.end_smoke(&next).await?;
+            self.end_smoke(next).await?;
             let flow = Arc::clone(&next.flow);
             writes.push(write(super::OPEN, flow, Expect::Anything, None::<&()>));
         }
         self.write_all(writes).await?;
-        if next.phase.is_terminal() { self.prune(&next).await } else { Ok(()) }
+        if next.phase.is_terminal() { self.prune(next).await } else { Ok(()) }
     }
 
     /// Forgets the oldest deployments of a flow that has more than are kept.
