@@ -31,7 +31,7 @@ use std::time::Duration;
 
 pub use self::clock::Stopwatch;
 pub use self::fault_proxy::{Direction, Effects, FaultProxy};
-pub use self::mosquitto::Mosquitto;
+pub use self::mosquitto::{BrokerTerms, Mosquitto};
 pub use self::pgbouncer::PgBouncer;
 pub use self::postgres::Postgres;
 pub use self::redis::Redis;
