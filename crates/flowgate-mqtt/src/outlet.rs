@@ -6,13 +6,12 @@
 //! ```
 //!
 //! - A step succeeds when the broker has answered that it has the message, and not before. What was
-//!   not answered when a connection ends is published again by the next attempt, with the same
-//!   `message-id`.
+//!   not answered when a connection ends is published again, with the same `message-id`.
 //! - The connection comes about with the first message, and again and again after that. While there
 //!   is none, messages wait for it until their deadlines.
 //! - Some brokers end the connection over a message that they do not want, and do not say which it
-//!   was. Those that were under way then are published again one at a time, so that one that is
-//!   refused fails by itself and takes no other with it.
+//!   was, if they say anything. So those that were under way when it ended are published again one
+//!   at a time: one that is refused fails by itself, and the others do not fail with it.
 
 mod line;
 
@@ -102,8 +101,9 @@ enum Tried {
     Published,
     /// It never will, or may the next time.
     Failed(HandlerError),
-    /// The broker ended the connection over a message that was under way, for this reason.
-    Suspected(String),
+    /// The connection ended before the broker had answered, for this reason if it was not ended
+    /// here.
+    Unanswered(Option<Arc<Lost>>),
 }
 
 #[async_trait]
@@ -127,18 +127,25 @@ impl Out {
         drop(beside_others);
         let tried = match first {
             Tried::Published | Tried::Failed(_) => first,
-            Tried::Suspected(_) => {
+            Tried::Unanswered(_) => {
                 let _alone = self.turn.write().await;
                 self.try_once(message, &packet).await
             }
         };
-        match tried {
-            Tried::Published => Ok(()),
-            Tried::Failed(error) => Err(error),
-            Tried::Suspected(why) => {
-                Err(HandlerError::fatal(format!("the broker refuses the message: {why}")))
-            }
+        let why = match tried {
+            Tried::Published => return Ok(()),
+            Tried::Failed(error) => return Err(error),
+            Tried::Unanswered(why) => why,
+        };
+        // Nothing else was under way, so what the broker said is about this message.
+        if let Some(reason) = why.as_deref().and_then(Lost::over_a_message) {
+            return Err(HandlerError::fatal(format!("the broker refuses the message: {reason}")));
         }
+        let lost = format!("the connection to {} ended before it had answered", self.broker);
+        Err(HandlerError::retryable(match why {
+            Some(why) => format!("{lost}: {why}"),
+            None => lost,
+        }))
     }
 
     async fn try_once(&self, message: &OutgoingMessage, packet: &Publish) -> Tried {
@@ -163,7 +170,7 @@ impl Out {
                 return Tried::Failed(HandlerError::fatal(told));
             }
             // Nobody takes requests of a connection that has ended.
-            Err(_) => return self.lost(&line).await,
+            Err(_) => return Tried::Unanswered(line.lost().await),
         };
         match notice.wait_async().await {
             Ok(PublishResult::Qos1(ack)) => answered(message, ack.reason),
@@ -175,7 +182,7 @@ impl Out {
                 | PublishResult::Qos2Completed(_)
                 | PublishResult::Qos2PubRecRejected(_),
             )
-            | Err(_) => self.lost(&line).await,
+            | Err(_) => Tried::Unanswered(line.lost().await),
         }
     }
 
@@ -188,22 +195,6 @@ impl Out {
             Link::Up(line) => Some(Arc::clone(line)),
             Link::Unwanted | Link::Away(_) => unreachable!("it was waited for"),
         }
-    }
-
-    /// What the end of a connection means for a message that it was not answered for.
-    async fn lost(&self, line: &Line) -> Tried {
-        let why = line.lost().await;
-        if let Some(why) = why.as_deref().and_then(Lost::over_a_message) {
-            return Tried::Suspected(why);
-        }
-        let broker = &self.broker;
-        let told = match why {
-            Some(why) => {
-                format!("the connection to {broker} was lost before it had answered: {why}")
-            }
-            None => format!("the connection to {broker} was ended before it had answered"),
-        };
-        Tried::Failed(HandlerError::retryable(told))
     }
 
     /// What a message waits for that has waited for too long.

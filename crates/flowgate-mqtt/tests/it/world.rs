@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flowgate_core::flow::Flow;
 use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_engine::{
     Engine, EngineConfig, HandlerError, KeptMessage, StepContext, Workers, dead_messages,
@@ -22,6 +23,7 @@ use rumqttc::{
     Publish, PublishOptions, PublishProperties, PublishResult, QoS,
 };
 use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 pub(crate) const TOPIC: &str = "redforge/ingest/input";
@@ -42,6 +44,10 @@ pub(crate) async fn engine(store: &Arc<dyn Store>) -> Engine {
     let engine = Engine::start(Arc::clone(store), workers, config).unwrap();
     engine.register(&flow(INGEST), None).await.unwrap();
     engine
+}
+
+pub(crate) fn payload(json: &str) -> Payload {
+    Payload::parse(json).unwrap()
 }
 
 pub(crate) fn flow(yaml: &str) -> Flow {
@@ -154,6 +160,53 @@ impl Publisher {
     }
 }
 
+/// Somebody who gets all messages of some topics, and keeps their session.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    messages: mpsc::UnboundedReceiver<Publish>,
+    _tasks: JoinSet<()>,
+}
+
+impl Listener {
+    /// Returns when the broker has granted the subscription.
+    pub(crate) async fn new(broker: &Mosquitto, filter: &str) -> Self {
+        let client_id = format!("listener-{:016x}", fastrand::u64(..));
+        let address = broker.address();
+        let mut options = MqttOptions::new(client_id, (address.ip().to_string(), address.port()));
+        options.set_clean_start(false).set_session_expiry_interval(Some(3_600));
+        let (client, mut events) = AsyncClient::builder(options).capacity(16).build();
+        let (sender, messages) = mpsc::unbounded_channel();
+        let (granted, is_granted) = oneshot::channel();
+        let (filter, mut granted) = (filter.to_owned(), Some(granted));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut pause = tokio::time::interval(Duration::from_millis(20));
+            loop {
+                match events.poll().await {
+                    Ok(Event::Incoming(Packet::ConnAck(ack))) if !ack.session_present => {
+                        client.subscribe(&filter, QoS::AtLeastOnce).await.unwrap();
+                    }
+                    Ok(Event::Incoming(Packet::SubAck(_))) => drop(granted.take()),
+                    Ok(Event::Incoming(Packet::Publish(publish))) => drop(sender.send(publish)),
+                    Ok(_) => {}
+                    Err(_) => drop(pause.tick().await),
+                }
+            }
+        });
+        // It is told by being dropped.
+        is_granted.await.unwrap_or(());
+        Self { messages, _tasks: tasks }
+    }
+
+    pub(crate) async fn next(&mut self) -> Publish {
+        self.messages.recv().await.unwrap()
+    }
+
+    pub(crate) fn try_next(&mut self) -> Option<Publish> {
+        self.messages.try_recv().ok()
+    }
+}
+
 /// The first message that the broker has for this client, which is no bridge any more.
 pub(crate) async fn first_left(broker: &Mosquitto, client_id: &str) -> Publish {
     let address = broker.address();
@@ -191,7 +244,7 @@ pub(crate) async fn dead(store: &dyn Store) -> Vec<KeptMessage> {
 }
 
 /// Waits until `holds`, a little time at a time, and at most two minutes.
-pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut pause = tokio::time::interval(Duration::from_millis(10));
     for _ in 0..12_000 {
         if holds().await {
