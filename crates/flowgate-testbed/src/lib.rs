@@ -16,6 +16,8 @@
 mod clock;
 mod fault_proxy;
 mod mosquitto;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
 mod pgbouncer;
 mod ports;
 mod postgres;

@@ -14,6 +14,7 @@ mod leases;
 mod limits;
 mod limits_shared;
 mod process;
+mod publish;
 mod reconciler;
 mod recorder;
 mod remote;

@@ -9,11 +9,12 @@ use flowgate_core::run::RunStatus;
 use flowgate_engine::{Engine, EngineConfig, StartRequest, Workers, instance_id};
 use flowgate_mqtt::{Credentials, Outlet, Settings};
 use flowgate_store::{MemoryStore, Store, whole_log};
+use flowgate_testbed::mqtt::Listener;
 use flowgate_testbed::{BrokerTerms, Direction, FaultProxy, Mosquitto, PrivateServer};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use rumqttc::Publish;
 
-use crate::world::{Listener, eventually, flow, payload, runs, settings};
+use crate::world::{eventually, flow, payload, runs, settings};
 
 const OUTPUT: &str = "redforge/ingest/output";
 
