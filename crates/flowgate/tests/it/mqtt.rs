@@ -155,7 +155,8 @@ steps:
     )
 }
 
-const DEPLOY: &str = "{ strategy: blue-green, drain_timeout: 20s, replay_rate: unlimited }";
+const DEPLOY: &str =
+    "{ strategy: blue-green, drain_timeout: 20s, verify_timeout: 500ms, replay_rate: unlimited }";
 
 /// What has come out, by the numbers of the messages: the ids under which each did.
 #[derive(Default)]
@@ -187,16 +188,18 @@ async fn messages_pass_through_a_deployment(store: &str, clients: &[&str]) {
     let mut listener = Listener::new(&broker, OUTPUT).await;
     let mut outputs = Outputs::default();
     let publisher = Publisher::new(&broker);
+    publisher.numbers(0..50, async || ()).await;
+    until("the first are out", || outputs.take(&mut listener) >= 50);
     let start = ["deploy", "start", "next.yaml", "--deploy", "deploy.yaml", "--store", edge.store];
     let deploying = edge.sandbox.spawn_with(&[("CLIENT", "none")], &start);
-    publisher.numbers(0..MESSAGES / 2, async || ()).await;
-    // What the broker has answered is with the listener, or not yet answered to anybody: a broker
-    // that is killed may lose what it answered last.
-    until("the first half is out", || outputs.take(&mut listener) >= MESSAGES / 2);
+    publisher.numbers(50..100, async || ()).await;
+    // A broker that is killed may lose what it answered last: that is out by now.
+    until("the first half is out", || outputs.take(&mut listener) >= 100);
     broker.kill().unwrap();
     broker.restart().unwrap();
-    publisher.numbers(MESSAGES / 2..MESSAGES, async || ()).await;
+    publisher.numbers(100..150, async || ()).await;
     deploying.end().exits(0);
+    publisher.numbers(150..MESSAGES, async || ()).await;
     until("all are out", || outputs.take(&mut listener) >= MESSAGES);
     until("all have ended", || edge.count(&["completed"]) >= 200);
     for (number, ids) in outputs.0 {
