@@ -552,7 +552,11 @@ impl<'a> Draft<'a> {
                 self.push(Event::StepWaiting { step, inputs: inputs.clone() });
                 self.begin_wait(index, wait, inputs);
             }
-            Action::Process(_) | Action::Shell(_) | Action::Http(_) | Action::Worker(_) => {
+            Action::Process(_)
+            | Action::Shell(_)
+            | Action::Http(_)
+            | Action::Mqtt(_)
+            | Action::Worker(_) => {
                 self.push(Event::StepQueued { step, inputs: inputs.clone() });
                 self.add(index, JobKind::Execute, inputs, due);
             }
@@ -614,6 +618,7 @@ impl<'a> Draft<'a> {
             | Action::Process(_)
             | Action::Shell(_)
             | Action::Http(_)
+            | Action::Mqtt(_)
             | Action::Worker(_) => false,
         };
         step.emits.iter().copied().filter(|slot| !is_for_timeout(slot)).collect()
@@ -706,6 +711,7 @@ impl<'a> Draft<'a> {
                 | Action::Process(_)
                 | Action::Shell(_)
                 | Action::Http(_)
+                | Action::Mqtt(_)
                 | Action::Worker(_) => None,
             },
             StepState::Pending

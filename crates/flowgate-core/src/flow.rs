@@ -25,6 +25,7 @@ pub mod graph;
 mod input;
 mod limit;
 mod locate;
+mod mqtt;
 mod nearest;
 pub(crate) mod notation;
 mod parse;
@@ -40,6 +41,7 @@ pub use limit::{
     Amount, ConcurrencyFile, DebounceFile, KeyPath, KeyPathError, LimitName, RateFile,
     SingletonFile, StepLimit, queue_concurrency_key, queue_rate_key,
 };
+pub use mqtt::{MQTT_WORKER, MqttFile, Publication, QUEUE_MQTT};
 pub use nearest::nearest;
 pub use notation::SpanError;
 pub use parse::{FlowError, FlowErrors};
@@ -47,7 +49,7 @@ pub(crate) use parse::{Words, placed, read};
 pub use schema::schema;
 pub use secret::{SecretError, SecretPart, is_secret_name, secret_parts};
 
-/// The queue of steps that name none and call no worker.
+/// The queue of steps that name none, call no worker and publish nothing.
 pub const QUEUE_DEFAULT: &str = "default";
 
 /// A flow as it is written in a file or built in Rust.
@@ -150,7 +152,7 @@ pub struct StepFile {
     )]
     pub timeout: Option<Span>,
     /// The queue that the step's jobs wait in. If absent, that of a step with `run: {worker: NAME}`
-    /// is `NAME`, and that of any other is `default`.
+    /// is `NAME`, that of one with `run: {mqtt: …}` is `mqtt`, and that of any other is `default`.
     #[serde(
         default,
         deserialize_with = "notation::present",
@@ -208,6 +210,8 @@ pub enum RunFile {
     Shell(String),
     /// Sends an HTTP POST.
     Http(HttpFile),
+    /// Publishes a message at the MQTT broker of the instance that executes it.
+    Mqtt(MqttFile),
     /// Calls the handler that is registered under this name.
     Worker(String),
 }
@@ -455,6 +459,8 @@ pub enum Action {
     Shell(String),
     /// Sends an HTTP POST.
     Http(HttpFile),
+    /// Publishes a message.
+    Mqtt(Publication),
     /// Calls a handler.
     Worker(Arc<str>),
     /// Waits without holding a worker.
@@ -466,7 +472,20 @@ impl Action {
     pub fn is_process(&self) -> bool {
         match self {
             Self::Process(_) | Self::Shell(_) => true,
-            Self::Nothing | Self::Http(_) | Self::Worker(_) | Self::Wait(_) => false,
+            Self::Nothing | Self::Http(_) | Self::Mqtt(_) | Self::Worker(_) | Self::Wait(_) => {
+                false
+            }
+        }
+    }
+
+    /// The name of the handler without which no instance can do it, if there is one.
+    pub fn worker(&self) -> Option<&str> {
+        match self {
+            Self::Worker(name) => Some(name),
+            Self::Mqtt(_) => Some(MQTT_WORKER),
+            Self::Nothing | Self::Process(_) | Self::Shell(_) | Self::Http(_) | Self::Wait(_) => {
+                None
+            }
         }
     }
 }

@@ -8,6 +8,8 @@ pub const NAME_BYTES_MAX: usize = 128;
 pub const FLOW_FILE_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the description of a flow or a step.
 pub const DESCRIPTION_BYTES_MAX: usize = 10_000;
+/// Bytes of a topic that a step publishes to: MQTT has no longer text.
+pub const TOPIC_BYTES_MAX: usize = 65_535;
 /// Steps of a flow.
 pub const STEPS_MAX: usize = 1_000;
 /// Event names that one step may declare, or subscribe to.

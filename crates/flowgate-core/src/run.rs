@@ -473,6 +473,7 @@ impl Run {
             | Action::Process(_)
             | Action::Shell(_)
             | Action::Http(_)
+            | Action::Mqtt(_)
             | Action::Worker(_) => false,
         };
         let may_take = |index: &StepIndex| {

@@ -339,9 +339,7 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
         return Cause::Delayed { due_at: job.due_at };
     }
     let is_unserved = |served: &Vec<Arc<str>>| !served.contains(&queue);
-    if !matches!(step.action, Action::Worker(_))
-        && standing.queues.served.as_ref().is_some_and(is_unserved)
-    {
+    if step.action.worker().is_none() && standing.queues.served.as_ref().is_some_and(is_unserved) {
         return Cause::Unserved { queue, since: job.due_at };
     }
     Cause::Queued { queue, since: job.due_at }
@@ -353,27 +351,31 @@ fn was_released(standing: &Standing<'_>, step: &str) -> bool {
     last.is_some_and(|stored| matches!(stored.event, Event::StepReleased { .. }))
 }
 
-/// That nobody takes the step of a worker, if so.
+/// That nobody takes the step of a worker, or has a broker for it, if so.
 fn workerless(
     step: &Step,
     standing: &Standing<'_>,
     job: &OpenJob,
     now: Timestamp,
 ) -> Option<Cause> {
-    let Action::Worker(worker) = &step.action else { return None };
+    let worker = step.action.worker()?;
     let takes = |seen: &&WorkerSeen| {
         let queues = seen.queues.as_ref();
-        seen.worker == *worker && queues.is_none_or(|queues| queues.contains(&step.queue))
+        *seen.worker == *worker && queues.is_none_or(|queues| queues.contains(&step.queue))
     };
     let asked_at = standing.workers?.iter().filter(takes).map(|seen| seen.seen_at).max();
     if asked_at.is_some_and(|at| now.since(at) <= WORKER_SEEN_FOR) {
         return None;
     }
-    Some(Cause::NoWorker {
-        worker: Arc::clone(worker),
-        queue: Arc::clone(&step.queue),
-        since: job.due_at.min(now),
-        asked_at,
+    let (queue, since) = (Arc::clone(&step.queue), job.due_at.min(now));
+    Some(match &step.action {
+        Action::Mqtt(_) => Cause::NoBroker { queue, since },
+        Action::Worker(_)
+        | Action::Nothing
+        | Action::Process(_)
+        | Action::Shell(_)
+        | Action::Http(_)
+        | Action::Wait(_) => Cause::NoWorker { worker: worker.into(), queue, since, asked_at },
     })
 }
 

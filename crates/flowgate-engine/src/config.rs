@@ -295,7 +295,11 @@ impl ProcessConfig {
         let program = match action {
             Action::Process(process) => process.command.first()?.as_str(),
             Action::Shell(_) => SHELL,
-            Action::Nothing | Action::Http(_) | Action::Worker(_) | Action::Wait(_) => return None,
+            Action::Nothing
+            | Action::Http(_)
+            | Action::Mqtt(_)
+            | Action::Worker(_)
+            | Action::Wait(_) => return None,
         };
         if !has_folder && !self.without_folder {
             let why = "process_forbidden: the flow came over the API, and its steps may not start \

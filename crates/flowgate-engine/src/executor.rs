@@ -1,4 +1,5 @@
-//! How a step's work is done: a handler in this process, a program, or an HTTP request.
+//! How a step's work is done: a handler in this process, which also is what publishes, a program, or
+//! an HTTP request.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ pub(crate) mod http;
 mod lines;
 mod process;
 mod protocol;
+pub(crate) mod publish;
 pub(crate) mod worker;
 
 /// Begins an attempt. One that ends at once is reported here, and the caller wakes the committer;
@@ -24,7 +26,7 @@ pub(crate) fn begin(attempt: Arc<Attempt>) {
     }
     let flow = Arc::clone(&attempt.flow);
     match &attempt.step().action {
-        Action::Worker(_) => {
+        Action::Worker(_) | Action::Mqtt(_) => {
             let begun = match flow.handler(attempt.claimed.job.job_id.step) {
                 Some(handler) => worker::begin(&**handler, &attempt),
                 // Claims and hand-offs see to it that this does not happen; others execute it.

@@ -35,14 +35,7 @@ pub(crate) struct LoadedFlow {
 
 impl LoadedFlow {
     pub(crate) fn new(flow: Flow, folder: Option<PathBuf>, workers: &Workers) -> Self {
-        let handler = |action: &Action| match action {
-            Action::Worker(name) => workers.get(name).cloned(),
-            Action::Nothing
-            | Action::Process(_)
-            | Action::Shell(_)
-            | Action::Http(_)
-            | Action::Wait(_) => None,
-        };
+        let handler = |action: &Action| workers.get(action.worker()?).cloned();
         let handlers: Vec<_> = flow.steps.iter().map(|step| handler(&step.action)).collect();
         let quick = flow.steps.iter().map(|_| AtomicBool::new(false)).collect();
         let mut steps = flow.steps.iter().zip(&handlers);
@@ -60,7 +53,7 @@ impl LoadedFlow {
         self.has_foreign
     }
 
-    /// Whether a step can only be executed by others: it calls a worker without a handler here.
+    /// Whether a step can only be executed by others: it needs a handler that is not here.
     pub(crate) fn is_foreign(&self, step: StepIndex) -> bool {
         self.has_foreign && is_foreign(self.flow.step(step), self.handler(step))
     }
@@ -87,7 +80,7 @@ impl LoadedFlow {
 }
 
 fn is_foreign(step: &Step, handler: Option<&Arc<dyn Handler>>) -> bool {
-    matches!(step.action, Action::Worker(_)) && handler.is_none()
+    step.action.worker().is_some() && handler.is_none()
 }
 
 impl std::fmt::Debug for LoadedFlow {

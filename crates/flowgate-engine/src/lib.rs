@@ -74,6 +74,7 @@ pub use deploys::{
 };
 pub use error::{EngineError, FlowError};
 pub use executor::http::guard::{PrivateTarget, PrivateTargetError, PrivateTargets, Resolver};
+pub use executor::publish::{OutgoingMessage, Publisher};
 pub use executor::worker::{HandlerError, Workers};
 pub use follow::{FollowFrom, Follower};
 pub use gates::{GateStanding, HoldRequest};

@@ -5,7 +5,7 @@
 //! word get lost. A paused queue is left out of claims and of hand-offs; what runs goes on.
 //!
 //! So is a queue that, as far as the instance knows, holds nothing but steps of workers that it has
-//! no handler for: they are for others. It knows the revisions in the store from its start, and
+//! no handler for, or steps that publish where it has no broker: they are for others. It knows the revisions in the store from its start, and
 //! those that it meets; it looks again rarely, should another step have come to such a queue.
 
 use std::collections::HashMap;
@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flowgate_core::flow::{
-    FlowFile, QUEUE_DEFAULT, RunFile, queue_concurrency_key, queue_rate_key,
+    FlowFile, MQTT_WORKER, QUEUE_DEFAULT, QUEUE_MQTT, RunFile, queue_concurrency_key,
+    queue_rate_key,
 };
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
@@ -306,7 +307,9 @@ fn served(queues: &Queues, workers: &Workers) -> Queues {
         Queues::All | Queues::AllBut(_) => queues.clone(),
         Queues::Only(names) if !queues.contains(QUEUE_DEFAULT) => Queues::Only(names.clone()),
         Queues::Only(names) => {
-            let own = workers.names().filter(|name| !queues.contains(name)).map(Into::into);
+            let own =
+                workers.names().map(|name| if name == MQTT_WORKER { QUEUE_MQTT } else { name });
+            let own = own.filter(|name| !queues.contains(name)).map(Into::into);
             Queues::Only(names.iter().cloned().chain(own).collect())
         }
     }
@@ -336,6 +339,7 @@ fn uses<'a>(file: &'a FlowFile, workers: &'a Workers) -> impl Iterator<Item = (&
     file.steps.values().map(|step| {
         let is_here = match &step.run {
             Some(RunFile::Worker(name)) => workers.get(name).is_some(),
+            Some(RunFile::Mqtt(_)) => workers.get(MQTT_WORKER).is_some(),
             Some(RunFile::Process(_) | RunFile::Shell(_) | RunFile::Http(_)) | None => true,
         };
         (step.queue_name(), is_here)

@@ -1,4 +1,4 @@
-//! Messages of an MQTT broker that start runs.
+//! Messages of an MQTT broker that start runs, and messages that steps publish there.
 //!
 //! Each [`Subscription`] has a connection of its own, with MQTT 5, QoS 1, a shared subscription and
 //! a session that the broker keeps.
@@ -10,12 +10,15 @@
 //! - While the store is away, the broker has sent all that it may without an answer, and keeps the
 //!   rest. Nothing is dropped here.
 //! - A subscription that cannot go on holds up no other.
+//!
+//! What steps publish goes out by an [`Outlet`].
 #![warn(missing_docs)]
 
 mod backoff;
 mod connection;
 mod desk;
 mod message;
+mod outlet;
 mod session;
 mod settings;
 
@@ -30,6 +33,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+pub use outlet::Outlet;
 pub use settings::{
     Broker, ClientId, Credentials, GROUP_DEFAULT, Group, ID_PROPERTY_DEFAULT, IN_FLIGHT_DEFAULT,
     SESSION_EXPIRY_DEFAULT, Settings, SettingsError, Subscription, TagSource, TopicFilter,
@@ -71,12 +75,11 @@ pub struct Bridge {
 impl Bridge {
     /// Listens from now on. Whether the broker is there does not matter: it is waited for.
     pub fn start(engine: &Engine, settings: &Settings) -> Result<Self, BridgeError> {
-        let tls = settings.broker.is_encrypted.then(tls).transpose()?;
         let stop = CancellationToken::new();
         let mut tasks = JoinSet::new();
         for subscription in &settings.subscriptions {
             let connection = Connection {
-                options: options(settings, &subscription.name, tls.as_ref()),
+                options: options(settings, &subscription.name)?,
                 desk: Desk::new(engine.clone(), subscription.clone()),
                 in_flight_max: settings.in_flight_max.get().into(),
                 stop: stop.clone(),
@@ -97,14 +100,9 @@ impl Bridge {
     }
 }
 
-fn options(
-    settings: &Settings,
-    subscription: &str,
-    tls: Option<&Arc<ClientConfig>>,
-) -> MqttOptions {
-    let Settings { broker, client_id, credentials, .. } = settings;
-    let host = (broker.host.clone(), broker.port);
-    let mut options = MqttOptions::new(client_id.of(subscription), host);
+/// How the connection of a subscription is made.
+fn options(settings: &Settings, subscription: &str) -> Result<MqttOptions, BridgeError> {
+    let mut options = connect_options(settings, settings.client_id.of(subscription))?;
     let expiry = u32::try_from(settings.session_expiry.as_secs()).unwrap_or(u32::MAX);
     options.set_connect_properties(ConnectProperties {
         session_expiry_interval: Some(expiry),
@@ -116,17 +114,23 @@ fn options(
         .set_session_store(EmptySession { expiry })
         .set_ack_mode(AckMode::Manual)
         // A broker discards in silence what is larger than its client says that it takes.
-        .set_incoming_packet_size_limit(IncomingPacketSizeLimit::Unlimited)
-        .set_keep_alive(KEEP_ALIVE_SECONDS)
-        .set_connect_timeout(CONNECT_MAX);
+        .set_incoming_packet_size_limit(IncomingPacketSizeLimit::Unlimited);
+    Ok(options)
+}
+
+/// How every connection to the broker is made.
+fn connect_options(settings: &Settings, client_id: String) -> Result<MqttOptions, BridgeError> {
+    let Settings { broker, credentials, .. } = settings;
+    let mut options = MqttOptions::new(client_id, (broker.host.clone(), broker.port));
+    options.set_keep_alive(KEEP_ALIVE_SECONDS).set_connect_timeout(CONNECT_MAX);
     if let Some(credentials) = credentials {
         options.set_credentials(credentials.user.clone(), credentials.password.clone());
     }
-    if let Some(config) = tls {
-        let config = TlsConfiguration::Rustls(Arc::clone(config));
+    if broker.is_encrypted {
+        let config = TlsConfiguration::Rustls(tls()?);
         options.set_transport(Transport::tls_with_config(config));
     }
-    options
+    Ok(options)
 }
 
 /// TLS with whatever authorities this machine trusts.

@@ -150,9 +150,9 @@ impl fmt::Display for Broker {
 pub struct ClientId(String);
 
 impl ClientId {
-    /// The id on the connection of one subscription.
-    pub(crate) fn of(&self, subscription: &str) -> String {
-        format!("{}-{subscription}", self.0)
+    /// The id on one of the instance's connections: that of a subscription has its name.
+    pub(crate) fn of(&self, connection: &str) -> String {
+        format!("{}-{connection}", self.0)
     }
 }
 

@@ -16,6 +16,8 @@
 mod clock;
 mod fault_proxy;
 mod mosquitto;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
 mod pgbouncer;
 mod ports;
 mod postgres;
@@ -31,7 +33,7 @@ use std::time::Duration;
 
 pub use self::clock::Stopwatch;
 pub use self::fault_proxy::{Direction, Effects, FaultProxy};
-pub use self::mosquitto::Mosquitto;
+pub use self::mosquitto::{BrokerTerms, Mosquitto};
 pub use self::pgbouncer::PgBouncer;
 pub use self::postgres::Postgres;
 pub use self::redis::Redis;

@@ -1,6 +1,7 @@
 //! A private Mosquitto, a broker of MQTT.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,27 +13,44 @@ use crate::{PrivateServer, tool};
 
 const ENDINGS: Endings = Endings { stop: Signal::Terminate, kill: Signal::Kill };
 
-/// A Mosquitto of our own: it lets anybody in, drops no message for want of room, and writes its
-/// sessions and messages to its file after every change.
+/// A Mosquitto of our own: unless it is told otherwise it lets anybody in, drops no message for want
+/// of room, and writes its sessions and messages to its file after every change.
 ///
 /// It answers a publisher a moment before it writes, so a kill may cost it what it answered last.
 #[derive(Debug)]
 pub struct Mosquitto {
     site: Site,
     port: u16,
+    terms: BrokerTerms,
+}
+
+/// What a broker asks of its clients.
+#[derive(Clone, Debug, Default)]
+pub struct BrokerTerms {
+    /// The one user that it lets in, and their password; anybody if there is none.
+    pub user: Option<(&'static str, &'static str)>,
+    /// Lines of its access list; everything is allowed if there are none.
+    pub access: &'static [&'static str],
+    /// Lines of its settings.
+    pub settings: &'static [&'static str],
 }
 
 impl Mosquitto {
     /// Starts a broker, and waits until it is ready.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_with(BrokerTerms::default())
+    }
+
+    /// Starts a broker that asks something of its clients.
+    pub fn start_with(terms: BrokerTerms) -> anyhow::Result<Self> {
         let mut site = Site::new("mosquitto", ENDINGS)?;
         let [port] = site
             .start_on_free_ports(
-                |site, [port]| command(site, port),
+                |site, [port]| command(site, port, &terms),
                 |site, [port]| is_ours_and_ready(site, port),
             )
             .context("starting mosquitto")?;
-        Ok(Self { site, port })
+        Ok(Self { site, port, terms })
     }
 
     /// Where the broker listens.
@@ -72,20 +90,47 @@ impl PrivateServer for Mosquitto {
 
     fn restart(&mut self) -> anyhow::Result<()> {
         self.stop()?;
-        let port = self.port;
+        let (port, terms) = (self.port, self.terms.clone());
         self.site
-            .start_again(|site| command(site, port), |site| is_ours_and_ready(site, port))
+            .start_again(|site| command(site, port, &terms), |site| is_ours_and_ready(site, port))
             .with_context(|| format!("starting mosquitto again on port {port}"))
     }
 }
 
-fn command(site: &Site, port: u16) -> anyhow::Result<Command> {
-    let settings = site.folder().join("mosquitto.conf");
-    std::fs::write(&settings, settings_for(port, &site.folder().display().to_string()))
-        .context("writing the settings of mosquitto")?;
+fn command(site: &Site, port: u16, terms: &BrokerTerms) -> anyhow::Result<Command> {
+    let folder = site.folder();
+    let write = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("writing {name} for mosquitto"))?;
+        anyhow::Ok(path)
+    };
+    let mut text = settings_for(port, &folder.display().to_string());
+    match terms.user {
+        None => text.push_str("allow_anonymous true\n"),
+        Some((user, password)) => {
+            let passwords = write("passwords", format!("{user}:{password}\n"))?;
+            hash(&passwords)?;
+            text.push_str(&format!("password_file {}\n", passwords.display()));
+        }
+    }
+    if !terms.access.is_empty() {
+        let access = write("access", terms.access.join("\n") + "\n")?;
+        text.push_str(&format!("acl_file {}\n", access.display()));
+    }
+    text.extend(terms.settings.iter().map(|line| format!("{line}\n")));
+    let settings = write("mosquitto.conf", text)?;
     let mut command = Command::new(tool::require("mosquitto")?);
-    command.arg("-c").arg(settings).current_dir(site.folder());
+    command.arg("-c").arg(settings).current_dir(folder);
     Ok(command)
+}
+
+/// Replaces the passwords in a file by their hashes, as the broker wants them.
+fn hash(passwords: &Path) -> anyhow::Result<()> {
+    let tool = tool::require("mosquitto_passwd")?;
+    let hashed = Command::new(tool).arg("-U").arg(passwords).output();
+    let hashed = hashed.context("starting mosquitto_passwd")?;
+    anyhow::ensure!(hashed.status.success(), "mosquitto_passwd failed: {hashed:?}");
+    Ok(())
 }
 
 /// Of `user`: who starts it as root must say so, or it becomes a user who may not write here.
@@ -93,7 +138,6 @@ fn settings_for(port: u16, folder: &str) -> String {
     format!(
         "listener {port} 127.0.0.1
 user root
-allow_anonymous true
 persistence true
 persistence_location {folder}/
 autosave_on_changes true

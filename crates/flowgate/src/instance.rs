@@ -13,7 +13,7 @@ use flowgate_core::view::Brief;
 use flowgate_engine::{
     Applied, Engine, EngineConfig, EngineError, HttpConfig, ProcessConfig, SchedulerConfig, Workers,
 };
-use flowgate_mqtt::Bridge;
+use flowgate_mqtt::{Bridge, Outlet};
 use flowgate_store::{Queues, Retention, Store, StoreUrl};
 use flowgate_traces::Traces;
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -58,6 +58,7 @@ pub(crate) struct Instance {
     socket: tokio::sync::Mutex<JoinSet<()>>,
     traces: tokio::sync::Mutex<Option<Traces>>,
     bridge: tokio::sync::Mutex<Option<Bridge>>,
+    outlet: tokio::sync::Mutex<Option<Outlet>>,
 }
 
 impl Instance {
@@ -71,8 +72,12 @@ impl Instance {
     pub(crate) async fn open_with(
         app: &App,
         work: Work,
-        workers: Workers,
+        mut workers: Workers,
     ) -> Result<Arc<Self>, Failure> {
+        let outlet = match work {
+            Work::Everything | Work::As(_) => subscribers::publish(app, &mut workers)?,
+            Work::Serve | Work::Nothing => None,
+        };
         let instance_id = flowgate_engine::instance_id();
         let own = stores::open_to_write(app, &app.config.store, &instance_id).await?;
         let config = engine_config(app, work, instance_id);
@@ -83,8 +88,9 @@ impl Instance {
         let stop = CancellationToken::new();
         let socket = tokio::sync::Mutex::new(JoinSet::new());
         let store_url = app.config.store.clone();
-        let bridge = tokio::sync::Mutex::new(None);
-        let instance = Arc::new(Self { engine, own, store_url, stop, socket, traces, bridge });
+        let (bridge, outlet) = (tokio::sync::Mutex::new(None), tokio::sync::Mutex::new(outlet));
+        let instance =
+            Arc::new(Self { engine, own, store_url, stop, socket, traces, bridge, outlet });
         if let StoreUrl::Sqlite(path) = &app.config.store
             && work != Work::Nothing
         {
@@ -169,6 +175,9 @@ impl Instance {
             bridge.stop().await;
         }
         self.engine.shutdown().await;
+        if let Some(outlet) = self.outlet.lock().await.take() {
+            outlet.stop().await;
+        }
         if let Some(traces) = self.traces.lock().await.take() {
             traces.finish().await;
         }
@@ -396,12 +405,22 @@ fn rejected(rejection: &Rejection) -> Failure {
 /// Warns of steps that this program cannot execute by itself.
 pub(crate) fn warn_of_workers(app: &App, flow: &Flow) {
     for step in &flow.steps {
-        if let Action::Worker(worker) = &step.action {
-            app.output.warning(format_args!(
-                "step `{}` of flow `{}` calls the worker `{worker}`; a run that gets there waits \
-                 until one claims it: a remote worker, or a program that embeds flowgate",
-                step.name, flow.name
-            ));
+        let (name, flow) = (&step.name, &flow.name);
+        match &step.action {
+            Action::Worker(worker) => app.output.warning(format_args!(
+                "step `{name}` of flow `{flow}` calls the worker `{worker}`; a run that gets there \
+                 waits until one claims it: a remote worker, or a program that embeds flowgate"
+            )),
+            Action::Mqtt(_) if app.config.mqtt.is_none() => app.output.warning(format_args!(
+                "step `{name}` of flow `{flow}` publishes, and the settings name no broker; a run \
+                 that gets there waits for an instance with one: set `[mqtt]`"
+            )),
+            Action::Mqtt(_)
+            | Action::Nothing
+            | Action::Process(_)
+            | Action::Shell(_)
+            | Action::Http(_)
+            | Action::Wait(_) => {}
         }
     }
 }

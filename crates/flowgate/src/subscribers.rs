@@ -1,8 +1,8 @@
-//! The subscribers that the settings ask for, and what comes from their broker.
+//! The subscribers that the settings ask for, and what comes from and goes to their broker.
 
-use flowgate_engine::Engine;
 use flowgate_engine::subscriber::{FileSink, InstanceMode};
-use flowgate_mqtt::Bridge;
+use flowgate_engine::{Engine, Workers};
+use flowgate_mqtt::{Bridge, BridgeError, Outlet};
 
 use crate::cmd::App;
 use crate::config::sinks::Target;
@@ -34,8 +34,17 @@ pub(crate) async fn subscribe(app: &App, engine: &Engine) -> Result<(), Failure>
 /// Listens to the broker of the settings, if they name one, until the bridge is stopped.
 pub(crate) fn listen(app: &App, engine: &Engine) -> Result<Option<Bridge>, Failure> {
     let Some(mqtt) = &app.config.mqtt else { return Ok(None) };
-    let bridge = Bridge::start(engine, &mqtt.resolve()?).map_err(|error| {
-        Failure::usage("config_invalid", "no broker can be listened to").source(error).path("mqtt")
-    })?;
-    Ok(Some(bridge))
+    Bridge::start(engine, &mqtt.resolve()?).map(Some).map_err(unreachable_broker)
+}
+
+/// Has steps publish at the broker of the settings, if they name one, until it is stopped.
+pub(crate) fn publish(app: &App, workers: &mut Workers) -> Result<Option<Outlet>, Failure> {
+    let Some(mqtt) = &app.config.mqtt else { return Ok(None) };
+    let outlet = Outlet::start(&mqtt.resolve()?).map_err(unreachable_broker)?;
+    workers.publish_by(outlet.publisher());
+    Ok(Some(outlet))
+}
+
+fn unreachable_broker(error: BridgeError) -> Failure {
+    Failure::usage("config_invalid", "no broker can be reached").source(error).path("mqtt")
 }

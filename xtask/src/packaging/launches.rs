@@ -61,10 +61,7 @@ pub(super) fn in_compose(place: &str, documents: &[Value]) -> Vec<Launch> {
             launch.args = list(service, "/command").iter().map(text).collect();
             if let Some(variables) = service["environment"].as_object() {
                 for (name, value) in variables {
-                    let value = text(value);
-                    // Compose puts a value into its place; which one is not in the file.
-                    let value = (!value.contains("${")).then_some(value);
-                    launch.env.push((name.clone(), value));
+                    launch.env.push((name.clone(), in_place(&text(value))));
                 }
             }
             for port in list(service, "/ports") {
@@ -76,6 +73,15 @@ pub(super) fn in_compose(place: &str, documents: &[Value]) -> Vec<Launch> {
             launch
         })
         .collect()
+}
+
+/// A value of a compose file, with the default of a variable that is all of it. What else Compose
+/// puts in its place is not in the file.
+fn in_place(value: &str) -> Option<String> {
+    let variable = value.strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
+    let default = variable.and_then(|variable| variable.split_once(":-")).map(|(_, value)| value);
+    let known = default.unwrap_or(value);
+    (!known.contains("${")).then(|| known.to_owned())
 }
 
 /// What a unit of systemd starts.
@@ -156,6 +162,19 @@ mod tests {
         assert_eq!(launch.env[1], ("FLOWGATE_STORE".into(), None));
         assert_eq!((launch.ports.as_slice(), launch.listens_on()), ([7, 7].as_slice(), Some(7)));
         assert_eq!(launch.paths, ["/r", "/m"]);
+    }
+
+    #[test]
+    fn a_variable_of_a_compose_file_has_the_default_that_is_written_there() {
+        for (text, expected) in [
+            ("off", Some("off")),
+            ("${API:-off}", Some("off")),
+            ("${API}", None),
+            ("${API:?say}", None),
+            ("redis://${HOST:-redis}/0", None),
+        ] {
+            assert_eq!(in_place(text).as_deref(), expected, "{text}");
+        }
     }
 
     #[test]

@@ -221,7 +221,11 @@ impl<'a> Map<'a> {
         let kind = |action: &Action| match action {
             Action::Nothing => "does nothing",
             Action::Wait(_) => "waits",
-            Action::Process(_) | Action::Shell(_) | Action::Http(_) | Action::Worker(_) => "runs",
+            Action::Process(_)
+            | Action::Shell(_)
+            | Action::Http(_)
+            | Action::Mqtt(_)
+            | Action::Worker(_) => "runs",
         };
         let (was, is) = (kind(&self.pinned.step(old).action), kind(&self.flow.step(new).action));
         if state.is_open() && was != is {

@@ -81,6 +81,7 @@ pub(super) fn check_signal(flow: &Flow, run: &Run, signal: &Arc<str>) -> Result<
             | Action::Process(_)
             | Action::Shell(_)
             | Action::Http(_)
+            | Action::Mqtt(_)
             | Action::Worker(_) => None,
         })
         .collect();

@@ -7,8 +7,9 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
 use super::{
-    BackoffFile, ConcurrencyFile, DebounceFile, Flow, FlowFile, HttpFile, OnTimeout, Path, Problem,
-    ProcessFile, RateFile, RetryFile, RunFile, SingletonFile, Span, StepFile, Subscribes, WaitFile,
+    BackoffFile, ConcurrencyFile, DebounceFile, Flow, FlowFile, HttpFile, MqttFile, OnTimeout,
+    Path, Problem, ProcessFile, RateFile, RetryFile, RunFile, SingletonFile, Span, StepFile,
+    Subscribes, WaitFile,
 };
 use crate::schedule::ScheduleFile;
 
@@ -208,6 +209,24 @@ impl StepBuilder {
         self
     }
 
+    /// Publishes the step's input at the MQTT broker of the instance that executes it.
+    pub fn mqtt(self, topic: impl Into<String>) -> Self {
+        self.run(RunFile::Mqtt(MqttFile { topic: topic.into(), ..MqttFile::default() }))
+    }
+
+    /// Publishes what this path finds in the step's input with [`StepBuilder::mqtt`], instead of
+    /// all of it.
+    pub fn payload(mut self, path: impl Into<String>) -> Self {
+        self.mqtt_file().payload = Some(path.into());
+        self
+    }
+
+    /// Has the broker keep the message of [`StepBuilder::mqtt`] for those who subscribe later.
+    pub fn retain(mut self) -> Self {
+        self.mqtt_file().retain = true;
+        self
+    }
+
     /// Does what `run` says.
     pub fn run(mut self, run: RunFile) -> Self {
         self.file.run = Some(run);
@@ -317,6 +336,20 @@ impl StepBuilder {
         self.file.retry.get_or_insert_default()
     }
 
+    /// The message to publish; one without a topic, which validation refuses, if there is none yet.
+    fn mqtt_file(&mut self) -> &mut MqttFile {
+        if !matches!(self.file.run, Some(RunFile::Mqtt(_))) {
+            self.file.run = Some(RunFile::Mqtt(MqttFile::default()));
+        }
+        match &mut self.file.run {
+            Some(RunFile::Mqtt(mqtt)) => mqtt,
+            Some(
+                RunFile::Process(_) | RunFile::Shell(_) | RunFile::Http(_) | RunFile::Worker(_),
+            )
+            | None => unreachable!("the step has just been given a message"),
+        }
+    }
+
     /// The program to start; an empty one, which validation refuses, if there is none yet.
     fn process_file(&mut self) -> &mut ProcessFile {
         if !matches!(self.file.run, Some(RunFile::Process(_))) {
@@ -324,9 +357,8 @@ impl StepBuilder {
         }
         match &mut self.file.run {
             Some(RunFile::Process(process)) => process,
-            Some(RunFile::Shell(_) | RunFile::Http(_) | RunFile::Worker(_)) | None => {
-                unreachable!("the step has just been given a process")
-            }
+            Some(RunFile::Shell(_) | RunFile::Http(_) | RunFile::Mqtt(_) | RunFile::Worker(_))
+            | None => unreachable!("the step has just been given a process"),
         }
     }
 }
@@ -396,6 +428,7 @@ steps:
     emits: [yes, late]
   later: { subscribes: [late], wait: { delay: 1h } }
   newyear: { subscribes: [yes], wait: { until: 2030-01-01T00:00:00Z } }
+  tell: { subscribes: [a], run: { mqtt: { topic: out, payload: input.a, retain: true } } }
 schedules:
   nightly: { cron: "0 2 * * *", zone: Europe/Berlin, input: { orderId: 7 } }
 "#;
@@ -423,6 +456,7 @@ schedules:
             .step(approve)
             .step(StepBuilder::new("later").after_all(["late"]).wait_delay(ms(3_600_000)))
             .step(StepBuilder::new("newyear").after_all(["yes"]).wait_until("2030-01-01T00:00:00Z"))
+            .step(StepBuilder::new("tell").after_all(["a"]).mqtt("out").payload("input.a").retain())
             .schedule("nightly", nightly)
             .build()
             .unwrap();

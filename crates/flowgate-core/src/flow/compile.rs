@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::input::compile_schema;
 use super::{
-    Action, Debounce, Flow, FlowFile, KeyPath, Needs, OnTimeout, QUEUE_DEFAULT, RunFile, Singleton,
-    Slot, Step, StepFile, StepLimit, Subscribes, Wait, WaitFile,
+    Action, Debounce, Flow, FlowFile, KeyPath, Needs, OnTimeout, Publication, QUEUE_DEFAULT,
+    QUEUE_MQTT, RunFile, Singleton, Slot, Step, StepFile, StepLimit, Subscribes, Wait, WaitFile,
 };
 use crate::debounce::Window;
 use crate::ids::{Revision, SlotIndex, StepIndex};
@@ -126,12 +126,13 @@ fn compile_step(flow: &str, (name, step): (&String, &StepFile), slots: &mut Slot
 }
 
 impl StepFile {
-    /// The queue that the step's jobs wait in: a worker has one of its own, so that nobody takes
-    /// its jobs who cannot execute them.
+    /// The queue that the step's jobs wait in: a worker has one of its own, and so have those with
+    /// a broker, so that nobody takes jobs who cannot execute them.
     pub fn queue_name(&self) -> &str {
         match (&self.queue, &self.run) {
             (Some(queue), _) => queue,
             (None, Some(RunFile::Worker(name))) => name,
+            (None, Some(RunFile::Mqtt(_))) => QUEUE_MQTT,
             (None, Some(RunFile::Process(_) | RunFile::Shell(_) | RunFile::Http(_)) | None) => {
                 QUEUE_DEFAULT
             }
@@ -146,6 +147,7 @@ fn compile_action(step: &StepFile) -> Action {
         (Some(RunFile::Process(process)), None) => Action::Process(process.clone()),
         (Some(RunFile::Shell(line)), None) => Action::Shell(line.clone()),
         (Some(RunFile::Http(http)), None) => Action::Http(http.clone()),
+        (Some(RunFile::Mqtt(mqtt)), None) => Action::Mqtt(Publication::compile(mqtt)),
         (Some(RunFile::Worker(name)), None) => Action::Worker(name.as_str().into()),
     }
 }
@@ -194,10 +196,12 @@ steps:
   s: {run: {worker: score}}
   t: {subscribes: ['step:s'], run: {worker: score}, queue: gpu}
   u: {subscribes: ['step:s'], run: {shell: date}}
-  v: {subscribes: ['step:s'], wait: {delay: 1s}}";
+  v: {subscribes: ['step:s'], wait: {delay: 1s}}
+  w: {subscribes: ['step:s'], run: {mqtt: {topic: a}}}
+  x: {subscribes: ['step:s'], run: {mqtt: {topic: a}}, queue: edge}";
         let flow = Flow::parse(text).unwrap();
         let queues: Vec<&str> = flow.steps.iter().map(|step| &*step.queue).collect();
-        assert_eq!(queues, ["score", "gpu", "default", "default"]);
+        assert_eq!(queues, ["score", "gpu", "default", "default", "mqtt", "edge"]);
     }
 
     #[test]

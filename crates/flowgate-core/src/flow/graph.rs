@@ -96,6 +96,7 @@ fn detail(step: &Step) -> String {
         Action::Process(process) => format!("process {}", process.command.join(" ")),
         Action::Shell(line) => format!("shell {line}"),
         Action::Http(http) => format!("http {}", http.url),
+        Action::Mqtt(publication) => format!("mqtt {}", publication.topic),
         Action::Worker(name) => format!("worker {name}"),
         Action::Wait(Wait::Delay(delay)) => format!("wait {}", super::Span(*delay)),
         Action::Wait(Wait::Until(time)) => format!("wait until {time}"),
@@ -207,9 +208,11 @@ pub fn mermaid(flow: &Flow) -> String {
         let (open, close) = match step.action {
             Action::Nothing => ("([", "])"),
             Action::Wait(_) => ("{{", "}}"),
-            Action::Process(_) | Action::Shell(_) | Action::Http(_) | Action::Worker(_) => {
-                ("[", "]")
-            }
+            Action::Process(_)
+            | Action::Shell(_)
+            | Action::Http(_)
+            | Action::Mqtt(_)
+            | Action::Worker(_) => ("[", "]"),
         };
         push(&mut text, format_args!("  s{}{open}\"{label}\"{close}\n", index.0));
     }

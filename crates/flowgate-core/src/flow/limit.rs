@@ -16,6 +16,8 @@
 //! Everything else, and where there is nothing, is the value `null`, which has its limit too: a
 //! job without a tenant is not a job without a limit.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use super::{Span, notation};
@@ -260,6 +263,20 @@ impl KeyPath {
         }
     }
 
+    /// The JSON of the value that it finds, byte for byte.
+    pub(super) fn json_in<'a>(&self, input: &'a str) -> Option<&'a str> {
+        self.parts.iter().try_fold(input, |value, part| match part {
+            KeyPart::Name(name) => {
+                let fields = serde_json::from_str::<HashMap<Cow<'_, str>, &RawValue>>(value);
+                fields.ok()?.get(name.as_str()).map(|found| found.get())
+            }
+            KeyPart::Index(index) => {
+                let items: Vec<&RawValue> = serde_json::from_str(value).ok()?;
+                items.get(*index).map(|found| found.get())
+            }
+        })
+    }
+
     /// The value that it finds, as text.
     pub fn text_in(&self, input: &Value) -> String {
         let found = self.parts.iter().try_fold(input, |value, part| match part {
@@ -280,6 +297,12 @@ impl KeyPath {
             write!(short, "{byte:02x}").expect("a string takes all");
         }
         short
+    }
+}
+
+impl fmt::Display for KeyPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 

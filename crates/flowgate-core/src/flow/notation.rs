@@ -153,21 +153,24 @@ impl<'de> Visitor<'de> for RunVisitor {
     type Value = RunFile;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("one of `process`, `shell`, `http` and `worker`, such as `{worker: name}`")
+        f.write_str(
+            "one of `process`, `shell`, `http`, `mqtt` and `worker`, such as `{worker: name}`",
+        )
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        const KINDS: &[&str] = &["process", "shell", "http", "worker"];
+        const KINDS: &[&str] = &["process", "shell", "http", "mqtt", "worker"];
         let Some(key) = map.next_key::<String>()? else {
             return Err(de::Error::custom(
-                "`run` does not say what to run; write one of `process`, `shell`, `http` and \
-                 `worker`, such as `{worker: name}`",
+                "`run` does not say what to run; write one of `process`, `shell`, `http`, \
+                 `mqtt` and `worker`, such as `{worker: name}`",
             ));
         };
         let run = match key.as_str() {
             "process" => RunFile::Process(map.next_value()?),
             "shell" => RunFile::Shell(map.next_value()?),
             "http" => RunFile::Http(map.next_value()?),
+            "mqtt" => RunFile::Mqtt(map.next_value()?),
             "worker" => RunFile::Worker(map.next_value()?),
             other => return Err(de::Error::unknown_field(other, KINDS)),
         };

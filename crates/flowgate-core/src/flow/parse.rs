@@ -216,6 +216,9 @@ fn belongs(keys: &[&str]) -> Option<&'static str> {
         ["steps", _, "run", "http"] => {
             Some("write a request, such as `{url: \"http://127.0.0.1:9000/\"}`")
         }
+        ["steps", _, "run", "mqtt"] => {
+            Some("write a message, such as `{topic: redforge/ingest/output}`")
+        }
         ["schedules"] => {
             Some("write the schedules by their names, such as `nightly: {cron: \"0 2 * * *\"}`")
         }
@@ -241,6 +244,7 @@ fn explain(error: &Error, words: &Words) -> (String, String) {
             let remedy = match *field {
                 "flow" => "add `flow: NAME` at the top",
                 "steps" => "add `steps:` with at least one step",
+                "topic" => "add the `topic` to publish it to",
                 "url" => "add the `url` to send the request to",
                 "command" => "add `command: [program, argument, …]`",
                 "limit" => "add `limit: N`: how many there may be",

@@ -17,6 +17,7 @@ use crate::limits::{
 mod action;
 mod graph;
 mod limit;
+mod mqtt;
 mod schedules;
 mod times;
 

@@ -73,6 +73,13 @@ pub enum Cause {
         /// When somebody last asked for it, if that is known.
         asked_at: Option<Timestamp>,
     },
+    /// The step is due and publishes, and no instance has a broker.
+    NoBroker {
+        /// The queue that the step waits in.
+        queue: Arc<str>,
+        /// Since when it is due.
+        since: Timestamp,
+    },
     /// Nobody executes the jobs of the store.
     Unowned {},
     /// An instance executes the step.
@@ -203,7 +210,7 @@ impl Reason {
             Cause::Unowned {} => Some("dev".to_owned()),
             Cause::Held { flow, deployment: None, .. } => Some(format!("hold off {flow}")),
             Cause::Held { flow, deployment: Some(_), .. } => Some(format!("deploy status {flow}")),
-            Cause::NoWorker { .. } => Some("instances".to_owned()),
+            Cause::NoWorker { .. } | Cause::NoBroker { .. } => Some("instances".to_owned()),
             Cause::Paused { queue, .. } => Some(format!("queues resume {queue}")),
             Cause::Unserved { queue, .. } => Some(format!("worker start --queues {queue}")),
             Cause::Signal { signal, matches, .. } => {
@@ -261,6 +268,12 @@ impl fmt::Display for Cause {
                 say_asked(f, *asked_at)?;
                 f.write_str("; start one that claims it")
             }
+            Self::NoBroker { queue, since } => write!(
+                f,
+                "is due since {since} and waits in the queue `{queue}` for an instance with an \
+                 MQTT broker; none has one: name it as `[mqtt]` in the settings of one that takes \
+                 jobs of this queue"
+            ),
             Self::Held { flow, since, gate, reason, deployment } => {
                 let closed = (*gate, deployment.as_deref());
                 say_held(f, flow, closed, *since)?;

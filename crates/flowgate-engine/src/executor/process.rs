@@ -97,7 +97,11 @@ fn process_of(attempt: &Attempt) -> Cow<'_, ProcessFile> {
             let command = vec![SHELL.to_owned(), "-c".to_owned(), line.clone()];
             Cow::Owned(ProcessFile { command, ..ProcessFile::default() })
         }
-        Action::Nothing | Action::Http(_) | Action::Worker(_) | Action::Wait(_) => {
+        Action::Nothing
+        | Action::Http(_)
+        | Action::Mqtt(_)
+        | Action::Worker(_)
+        | Action::Wait(_) => {
             unreachable!("only a step with a program gets here")
         }
     }

@@ -62,9 +62,12 @@ impl Workers {
         F: Fn(I, StepContext) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<R, E>> + Send + 'static,
     {
-        let typed = Typed { handler, input: std::marker::PhantomData::<fn(I)> };
-        self.by_name.insert(name.to_owned(), Arc::new(typed));
+        self.insert(name, Arc::new(Typed { handler, input: std::marker::PhantomData::<fn(I)> }));
         self
+    }
+
+    pub(super) fn insert(&mut self, name: &str, handler: Arc<dyn Handler>) {
+        self.by_name.insert(name.to_owned(), handler);
     }
 
     /// The names, in order.
@@ -100,11 +103,8 @@ where
         let input = match serde_json::from_str(&attempt.input()) {
             Ok(input) => input,
             Err(error) => {
-                let error = HandlerError {
-                    kind: ErrorKind::Invalid,
-                    message: format!("the input does not fit the handler: {error}"),
-                    retry_after: None,
-                };
+                let message = format!("the input does not fit the handler: {error}");
+                let error = HandlerError::invalid(message);
                 return Box::pin(std::future::ready(Err(error)));
             }
         };
@@ -121,11 +121,8 @@ fn result_payload<R: Serialize + 'static>(result: &R) -> Result<Option<Payload>,
     if TypeId::of::<R>() == TypeId::of::<()>() {
         return Ok(None);
     }
-    Payload::of(result).map(Some).map_err(|error| HandlerError {
-        kind: ErrorKind::Invalid,
-        message: format!("the result cannot be kept: {error}"),
-        retry_after: None,
-    })
+    let kept = Payload::of(result).map(Some);
+    kept.map_err(|error| HandlerError::invalid(format!("the result cannot be kept: {error}")))
 }
 
 impl HandlerError {
@@ -142,6 +139,11 @@ impl HandlerError {
     /// The attempt failed, and another one would not help.
     pub fn fatal(message: impl Into<String>) -> Self {
         Self { kind: ErrorKind::Final, message: message.into(), retry_after: None }
+    }
+
+    /// What the step says or gets breaks a rule, and another attempt would not help.
+    pub(super) fn invalid(message: String) -> Self {
+        Self { kind: ErrorKind::Invalid, message, retry_after: None }
     }
 
     pub(crate) fn message(&self) -> &str {

@@ -16,6 +16,7 @@ mod leases;
 mod limits;
 mod limits_shared;
 mod process;
+mod publish;
 mod reconciler;
 mod recorder;
 mod remote;

@@ -1,6 +1,7 @@
 //! Single messages: which become runs, which do not, and when they are acknowledged.
 
 use std::collections::BTreeSet;
+use std::io::{Read, Write};
 use std::sync::Arc;
 
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
@@ -9,13 +10,13 @@ use flowgate_engine::{Engine, FirstBytes, HoldRequest, dead_messages};
 use flowgate_mqtt::{Bridge, Settings};
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{MemoryStore, Store};
+use flowgate_testbed::mqtt::{Message, Publisher};
 use flowgate_testbed::{Mosquitto, PrivateServer};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use rumqttc::QoS;
 
 use crate::world::{
-    Message, Publisher, TOPIC, bridge, dead, engine, eventually, first_left, flow, runs, settings,
-    subscription,
+    TOPIC, bridge, dead, engine, eventually, first_left, flow, runs, settings, subscription,
 };
 
 struct World {
@@ -249,4 +250,61 @@ async fn a_bridge_without_a_broker_waits_for_it_and_can_be_stopped() {
     world.publisher.number(1).await;
     world.has_runs(1).await;
     bridge.stop().await;
+}
+
+#[tokio::test]
+async fn a_flood_of_retained_messages_is_kept_as_dead_and_holds_up_no_run() {
+    const FLOOD: usize = 200;
+    let mut world = World::new().await;
+    world.settings.subscriptions[0].topic = "redforge/ingest/#".parse().unwrap();
+    let bridge = Bridge::start(&world.engine, &world.settings).unwrap();
+    for number in 0..FLOOD {
+        let topic = format!("{TOPIC}/{number}");
+        let options = rumqttc::PublishOptions::retained;
+        let message = Message { payload: b"{\"n\":1}", options, ..Message::new(&topic) };
+        world.publisher.publish(&message).await;
+    }
+    world.publisher.number(1).await;
+    world.has_runs(1).await;
+    eventually("all are kept", async || dead(&*world.store).await.len() >= FLOOD).await;
+    // The broker has them still, and they are no news to whoever subscribes now.
+    let again = subscription("again", "redforge/ingest/#", "ingest");
+    let (subscriptions, client_id) = (vec![again], "two".parse().unwrap());
+    let settings = Settings { client_id, subscriptions, ..world.settings.clone() };
+    let later = Bridge::start(&world.engine, &settings).unwrap();
+    let mut number = 1;
+    let is_of_later = |key: &str| key.starts_with("mqtt/again/");
+    eventually("it has a message", async || {
+        number += 1;
+        world.publisher.number(number).await;
+        runs(&*world.store).await.iter().any(|run| run.key.as_deref().is_some_and(is_of_later))
+    })
+    .await;
+    bridge.stop().await;
+    later.stop().await;
+    let dead = dead(&*world.store).await;
+    assert_eq!(dead.len(), FLOOD);
+    assert!(dead.iter().all(|kept| kept.dead.reason == "retained"));
+}
+
+#[tokio::test]
+async fn a_payload_that_no_packet_can_hold_ends_with_its_publisher() {
+    let world = World::new().await;
+    let bridge = world.bridge().await;
+    // MQTT writes the length of a packet in four bytes of seven bits: 300 MB do not fit.
+    let mut stranger = std::net::TcpStream::connect(world.broker.address()).unwrap();
+    stranger.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    let connect = [0x10, 15, 0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 60, 0, 0, 2, b'b', b'y'];
+    stranger.write_all(&connect).unwrap();
+    let mut answer = [0; 64];
+    assert!(stranger.read(&mut answer).unwrap() > 0);
+    stranger.write_all(&[0x32, 0xff, 0xff, 0xff, 0xff, 0x01, 0, 1, b'a']).unwrap();
+    let ended = std::iter::repeat_with(|| stranger.read(&mut answer))
+        .take(10)
+        .any(|read| read.map_or(true, |bytes| bytes == 0));
+    assert!(ended, "the broker does not go on with it");
+    world.publisher.number(1).await;
+    world.has_runs(1).await;
+    bridge.stop().await;
+    assert_eq!(dead(&*world.store).await, []);
 }

@@ -3,4 +3,5 @@
 
 mod bridge;
 mod kills;
+mod outlet;
 mod world;

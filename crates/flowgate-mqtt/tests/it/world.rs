@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flowgate_core::flow::Flow;
 use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_engine::{
     Engine, EngineConfig, HandlerError, KeptMessage, StepContext, Workers, dead_messages,
@@ -16,15 +17,14 @@ use flowgate_mqtt::{
     Bridge, GROUP_DEFAULT, ID_PROPERTY_DEFAULT, SESSION_EXPIRY_DEFAULT, Settings, Subscription,
 };
 use flowgate_store::{RunCursor, RunQuery, Store};
+use flowgate_testbed::mqtt::{Message, Publisher};
 use flowgate_testbed::{Mosquitto, PrivateServer};
 use rumqttc::{
-    AckMode, AsyncClient, BrokerSessionResumePolicy, Event, MqttOptions, Packet, PubAckReason,
-    Publish, PublishOptions, PublishProperties, PublishResult, QoS,
+    AckMode, AsyncClient, BrokerSessionResumePolicy, Event, MqttOptions, Packet, Publish,
 };
 use serde_json::Value;
-use tokio::task::JoinSet;
 
-pub(crate) const TOPIC: &str = "redforge/ingest/input";
+pub(crate) use flowgate_testbed::mqtt::INPUT as TOPIC;
 
 /// A flow that wants a number.
 pub(crate) const INGEST: &str = "
@@ -42,6 +42,10 @@ pub(crate) async fn engine(store: &Arc<dyn Store>) -> Engine {
     let engine = Engine::start(Arc::clone(store), workers, config).unwrap();
     engine.register(&flow(INGEST), None).await.unwrap();
     engine
+}
+
+pub(crate) fn payload(json: &str) -> Payload {
+    Payload::parse(json).unwrap()
 }
 
 pub(crate) fn flow(yaml: &str) -> Flow {
@@ -83,77 +87,6 @@ pub(crate) async fn bridge(engine: &Engine, broker: &Mosquitto, settings: &Setti
     bridge
 }
 
-/// What somebody publishes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Message<'a> {
-    pub(crate) topic: &'a str,
-    pub(crate) payload: &'a [u8],
-    pub(crate) id: Option<&'a str>,
-    pub(crate) options: fn(PublishOptions) -> PublishOptions,
-    pub(crate) qos: QoS,
-}
-
-impl<'a> Message<'a> {
-    pub(crate) fn new(topic: &'a str) -> Self {
-        Self { topic, payload: b"", id: None, options: |options| options, qos: QoS::AtLeastOnce }
-    }
-}
-
-/// Somebody who holds each message until the broker has taken it.
-#[derive(Debug)]
-pub(crate) struct Publisher {
-    client: AsyncClient,
-    _tasks: JoinSet<()>,
-}
-
-impl Publisher {
-    pub(crate) fn new(broker: &Mosquitto) -> Self {
-        let client_id = format!("publisher-{:016x}", fastrand::u64(..));
-        let address = broker.address();
-        let options = MqttOptions::new(client_id, (address.ip().to_string(), address.port()));
-        let (client, mut events) = AsyncClient::builder(options).capacity(64).build();
-        let mut tasks = JoinSet::new();
-        tasks.spawn(async move {
-            let mut pause = tokio::time::interval(Duration::from_millis(20));
-            loop {
-                if events.poll().await.is_err() {
-                    pause.tick().await;
-                }
-            }
-        });
-        Self { client, _tasks: tasks }
-    }
-
-    /// Publishes until the broker answers that it has somebody to give it to.
-    pub(crate) async fn publish(&self, message: &Message<'_>) {
-        let mut pause = tokio::time::interval(Duration::from_millis(5));
-        while !self.is_taken(message).await {
-            pause.tick().await;
-        }
-    }
-
-    async fn is_taken(&self, message: &Message<'_>) -> bool {
-        let user_properties =
-            message.id.iter().map(|id| ("message-id".to_owned(), (*id).to_owned())).collect();
-        let properties = PublishProperties { user_properties, ..PublishProperties::default() };
-        let options = (message.options)(PublishOptions::new(message.qos).properties(properties));
-        let payload = message.payload.to_vec();
-        let sent = self.client.publish_tracked(message.topic, payload, options).await.unwrap();
-        match sent.wait_async().await {
-            Ok(PublishResult::Qos1(ack)) => ack.reason == PubAckReason::Success,
-            Ok(PublishResult::Qos0Flushed | PublishResult::Qos2Completed(_)) => true,
-            Ok(PublishResult::Qos2PubRecRejected(_)) | Err(_) => false,
-        }
-    }
-
-    /// Publishes a message with an id that is its number.
-    pub(crate) async fn number(&self, number: usize) {
-        let (payload, id) = (format!("{{\"n\":{number}}}"), number.to_string());
-        let payload = payload.as_bytes();
-        self.publish(&Message { payload, id: Some(&id), ..Message::new(TOPIC) }).await;
-    }
-}
-
 /// The first message that the broker has for this client, which is no bridge any more.
 pub(crate) async fn first_left(broker: &Mosquitto, client_id: &str) -> Publish {
     let address = broker.address();
@@ -191,7 +124,7 @@ pub(crate) async fn dead(store: &dyn Store) -> Vec<KeptMessage> {
 }
 
 /// Waits until `holds`, a little time at a time, and at most two minutes.
-pub(crate) async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut pause = tokio::time::interval(Duration::from_millis(10));
     for _ in 0..12_000 {
         if holds().await {

@@ -117,6 +117,8 @@ pub enum ActionKind {
     Shell,
     /// It sends an HTTP request.
     Http,
+    /// It publishes a message.
+    Mqtt,
     /// It calls a worker.
     Worker,
     /// It waits.

@@ -152,8 +152,9 @@ impl Begin {
         let flow = lookup::flow_of(store, &run).await?;
         let progress = Progress::new(app.output, &flow, run_id);
         let (no_wait, is_alone) = (args.no_wait, !store.is_shared());
-        let output = app.output;
-        let followed = Follow { instance, output, flow, run_id, progress, no_wait, is_alone };
+        let (output, has_broker) = (app.output, app.config.mqtt.is_some());
+        let followed =
+            Follow { instance, output, flow, run_id, progress, no_wait, is_alone, has_broker };
         followed.until_end(stop).await
     }
 }
@@ -215,6 +216,8 @@ struct Follow<'a> {
     no_wait: bool,
     /// Whether no other process can execute steps of the store.
     is_alone: bool,
+    /// Whether steps can publish here.
+    has_broker: bool,
 }
 
 /// A run that is not followed any more.
@@ -232,6 +235,8 @@ enum EndedBy {
     Held,
     /// It waits for this worker, and no other process can be it.
     NoWorker(Arc<str>),
+    /// It is to publish, and this process has no broker.
+    NoBroker,
     /// The user or the system stopped this process.
     Stop(Exit),
 }
@@ -276,9 +281,9 @@ impl Follow<'_> {
                 break EndedBy::Held;
             }
             if self.is_alone
-                && let Some(worker) = needs_worker(&self.flow, &run)
+                && let Some(lacking) = lacking(&self.flow, &run, self.has_broker)
             {
-                break EndedBy::NoWorker(worker);
+                break lacking;
             }
             let again = tokio::time::sleep(LOOK_AGAIN);
             tokio::select! {
@@ -295,15 +300,24 @@ impl Follow<'_> {
     }
 }
 
-/// The worker that a run waits for, if it waits for nothing else.
-fn needs_worker(flow: &Flow, run: &Run) -> Option<Arc<str>> {
+/// What a run waits for that is not in this process, if it waits for nothing else.
+fn lacking(flow: &Flow, run: &Run, has_broker: bool) -> Option<EndedBy> {
     let mut open = flow.step_indexes().filter(|index| run.step(*index).state.is_open());
-    let worker = |index: StepIndex| {
-        let Action::Worker(name) = &flow.step(index).action else { return None };
-        (run.step(index).state == StepState::Queued).then(|| Arc::clone(name))
+    let lacking = |index: StepIndex| {
+        let lacking = match &flow.step(index).action {
+            Action::Worker(name) => EndedBy::NoWorker(Arc::clone(name)),
+            Action::Mqtt(_) if !has_broker => EndedBy::NoBroker,
+            Action::Mqtt(_)
+            | Action::Nothing
+            | Action::Process(_)
+            | Action::Shell(_)
+            | Action::Http(_)
+            | Action::Wait(_) => return None,
+        };
+        (run.step(index).state == StepState::Queued).then_some(lacking)
     };
-    let first = worker(open.next()?)?;
-    open.all(|index| worker(index).is_some()).then_some(first)
+    let first = lacking(open.next()?)?;
+    open.all(|index| lacking(index).is_some()).then_some(first)
 }
 
 /// Says what became of the run.
@@ -339,6 +353,14 @@ fn conclude(app: &App, followed: Followed) -> Outcome {
                 "it waits for the worker `{worker}`, which this process is not, and no other can \
                  be in this store\nlet a remote worker claim it from `flowgate dev`, or end it with \
                  `flowgate runs cancel {run_id}`"
+            ));
+            Ok(Exit::RunFailed)
+        }
+        EndedBy::NoBroker => {
+            let run_id = short(report.run_id);
+            app.output.note(format_args!(
+                "it is to publish, and the settings name no broker\nset `[mqtt]` and go on with \
+                 `flowgate run --resume {run_id}`, or end it with `flowgate runs cancel {run_id}`"
             ));
             Ok(Exit::RunFailed)
         }

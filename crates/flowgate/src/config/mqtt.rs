@@ -129,9 +129,6 @@ fn read(file: Spanned<MqttFile>, origin: impl Fn(&Range<usize>) -> Origin) -> Re
         let help = "write a time that is longer than an instance is ever away, such as `7d`";
         return fault("`session_expiry` of 0 keeps no session", help, at);
     }
-    if file.subscriptions.is_empty() {
-        return fault("there is no subscription", "write a `[mqtt.subscriptions.NAME]`", at);
-    }
     let subscriptions = file.subscriptions.into_iter().map(|(name, file)| {
         let origin = origin(&name.span());
         Ok((subscription(&name, file)?, origin))
@@ -292,7 +289,6 @@ mod tests {
                 HEAD.replace("mqtt:", "http:") + TAIL + "\"a\"\n",
                 "2: mqtt: `http` is not a scheme of MQTT",
             ),
-            (HEAD.to_owned(), "1: mqtt: there is no subscription"),
             (
                 format!("{HEAD}user = \"me\"\npassword = \"canary\"\n{TAIL}\"a\"\n"),
                 "5: mqtt: `password` names no variable",
@@ -306,5 +302,7 @@ mod tests {
         let slip = parse("flowgate.toml", &format!("{HEAD}clientid = \"x\"\n")).unwrap_err();
         assert!(slip.message.starts_with("flowgate.toml:4: unknown field"), "{}", slip.message);
         assert!(parse("flowgate.toml", "").unwrap().is_none());
+        // A broker to publish to needs no subscription.
+        assert!(parse("flowgate.toml", HEAD).unwrap().unwrap().subscriptions.is_empty());
     }
 }

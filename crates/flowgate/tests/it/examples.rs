@@ -26,7 +26,9 @@ fn every_example_is_valid() {
         .filter(|path| path.is_file())
         .map(|path| path.display().to_string())
         .collect();
-    files.push(folder.join("polyglot/flow.yaml").display().to_string());
+    for file in ["polyglot/flow.yaml", "edge/flows/ingest.yaml", "edge/flows/query.yaml"] {
+        files.push(folder.join(file).display().to_string());
+    }
     assert!(files.len() >= 5);
     let args: Vec<&str> =
         ["flows", "validate"].into_iter().chain(files.iter().map(|f| &**f)).collect();

@@ -18,6 +18,7 @@ mod flows;
 mod help;
 mod hold;
 mod metrics;
+mod mqtt;
 mod polyglot;
 mod queues;
 mod run;

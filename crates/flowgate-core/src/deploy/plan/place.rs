@@ -253,6 +253,7 @@ fn wait_of(action: &Action) -> Option<&Wait> {
         | Action::Process(_)
         | Action::Shell(_)
         | Action::Http(_)
+        | Action::Mqtt(_)
         | Action::Worker(_) => None,
     }
 }

@@ -109,7 +109,11 @@ fn draw(flow: &Flow, layout: &Layout, at: usize, text: &mut String) {
             let kind = match step.action {
                 Action::Nothing => " join",
                 Action::Wait(_) => " wait",
-                Action::Process(_) | Action::Shell(_) | Action::Http(_) | Action::Worker(_) => "",
+                Action::Process(_)
+                | Action::Shell(_)
+                | Action::Http(_)
+                | Action::Mqtt(_)
+                | Action::Worker(_) => "",
             };
             let entry = if *index == flow.entry.at() { " entry" } else { "" };
             let (left, top) = (x - part.width / 2.0, y - HALF);

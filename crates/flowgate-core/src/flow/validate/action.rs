@@ -3,6 +3,7 @@
 use url::Url;
 
 use super::Problems;
+use super::mqtt;
 use super::times::validate_span;
 use crate::flow::secret::{SecretError, names_a_secret, secret_parts};
 use crate::flow::{HttpFile, OnTimeout, Path, ProcessFile, RunFile, StepFile, WaitFile};
@@ -25,11 +26,13 @@ pub(super) fn validate(path: &Path, step: &StepFile, problems: &mut Problems) {
         );
     }
     if let Some(run) = &step.run {
+        let at = path;
         let path = path.key("run");
         match run {
             RunFile::Process(process) => validate_process(&path.key("process"), process, problems),
             RunFile::Shell(line) => validate_shell(&path.key("shell"), line, problems),
             RunFile::Http(http) => validate_http(&path.key("http"), http, problems),
+            RunFile::Mqtt(file) => mqtt::validate(at, step, file, problems),
             RunFile::Worker(name) => problems.name(&path.key("worker"), "worker", name),
         }
     }

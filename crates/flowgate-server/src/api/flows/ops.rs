@@ -157,6 +157,7 @@ fn step_item(flow: &Flow, step: &Step) -> StepItem {
         Action::Process(_) => (ActionKind::Process, None),
         Action::Shell(_) => (ActionKind::Shell, None),
         Action::Http(_) => (ActionKind::Http, None),
+        Action::Mqtt(_) => (ActionKind::Mqtt, None),
         Action::Worker(name) => (ActionKind::Worker, Some(name.to_string())),
         Action::Wait(_) => (ActionKind::Wait, None),
     };
@@ -178,6 +179,7 @@ fn does(action: &Action) -> String {
         Action::Process(process) => format!("runs {}", process.command.join(" ")),
         Action::Shell(line) => format!("runs sh -c {}", line.trim()),
         Action::Http(http) => format!("posts to {}", http.url),
+        Action::Mqtt(publication) => format!("publishes to {}", publication.topic),
         Action::Worker(name) => format!("calls the worker {name}"),
         Action::Wait(Wait::Delay(delay)) => format!("waits {}", Brief(*delay)),
         Action::Wait(Wait::Until(at)) => format!("waits until {at}"),
