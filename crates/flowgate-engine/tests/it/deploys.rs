@@ -41,7 +41,7 @@ const LEASE: Duration = Duration::from_secs(2);
 
 /// What the handlers have done, and what holds them up.
 #[derive(Clone, Default)]
-struct Floor {
+pub(crate) struct Floor {
     /// By handler and number, how often it ended well.
     done: Arc<Mutex<BTreeMap<(String, u64), usize>>>,
     /// Whoever ships an order over this number on the old revision waits.
@@ -95,13 +95,13 @@ impl Floor {
     }
 }
 
-struct Scene {
-    engines: Vec<Engine>,
-    floor: Floor,
-    old: Flow,
+pub(crate) struct Scene {
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) floor: Floor,
+    pub(crate) old: Flow,
 }
 
-fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     let schedules = Some(SchedulerConfig::with_lease(LEASE));
     EngineConfig { schedules, slots: 8, ..EngineConfig::new(instance_id()) }
 }
@@ -115,22 +115,22 @@ impl Scene {
         Self { engines, floor, old }
     }
 
-    fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Engine {
         self.engines.last().unwrap()
     }
 
-    async fn start(&self, n: u64) -> RunId {
+    pub(crate) async fn start(&self, n: u64) -> RunId {
         let engine = usize::try_from(n).unwrap() % self.engines.len();
         let request = StartRequest::new(payload(json!({ "n": n })));
         self.engines[engine].start_run("orders", request).await.unwrap().run_id
     }
 
-    async fn deploy(&self, flow: &str, settings: &str) -> Deployment {
+    pub(crate) async fn deploy(&self, flow: &str, settings: &str) -> Deployment {
         self.engine().start_deployment(request(flow, settings)).await.unwrap()
     }
 
     /// The deployment when it has ended.
-    async fn ended(&self, deployment: &Deployment) -> Deployment {
+    pub(crate) async fn ended(&self, deployment: &Deployment) -> Deployment {
         let id = &deployment.deployment_id.0;
         let read = async || self.read(id).await;
         let is_over = async || read().await.phase.is_terminal();
@@ -143,11 +143,11 @@ impl Scene {
         find_deployment(store, "orders", Some(id)).await.unwrap().expect("it has begun")
     }
 
-    async fn report(&self, deployment: &Deployment) -> Report {
+    pub(crate) async fn report(&self, deployment: &Deployment) -> Report {
         deployment_report(&**self.engine().store(), deployment).await.unwrap()
     }
 
-    async fn reached(&self, deployment: &Deployment, phase: Phase) {
+    pub(crate) async fn reached(&self, deployment: &Deployment, phase: Phase) {
         let id = &deployment.deployment_id.0;
         let is_there =
             async || self.read(id).await.phases.iter().any(|entered| entered.phase == phase);
@@ -504,7 +504,7 @@ async fn a_driver_that_dies_at_any_boundary_is_followed_by_another(stores: Vec<A
     shut_down(scene.engines).await;
 }
 
-async fn sqlite() -> Vec<Arc<dyn Store>> {
+pub(crate) async fn sqlite() -> Vec<Arc<dyn Store>> {
     let folder = tempfile::tempdir().unwrap();
     let options = SqliteOptions::new(instance_id());
     let store = SqliteStore::open(&folder.path().join("store.db"), options).await.unwrap();
@@ -514,7 +514,7 @@ async fn sqlite() -> Vec<Arc<dyn Store>> {
 }
 
 macro_rules! on_every_store {
-    ($($case:ident),+ $(,)?; shared: $($shared:ident),+ $(,)?) => {
+    ($($case:ident),+ $(,)? $(; shared: $($shared:ident),+ $(,)?)?) => {
         mod memory {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
@@ -528,13 +528,13 @@ macro_rules! on_every_store {
             })+
         }
         mod redis {
-            on_every_store!(@shared redis; $($case),+, $($shared),+);
+            $crate::deploys::on_every_store!(@shared redis; $($case,)+ $($($shared,)+)?);
         }
         mod postgres {
-            on_every_store!(@shared postgres; $($case),+, $($shared),+);
+            $crate::deploys::on_every_store!(@shared postgres; $($case,)+ $($($shared,)+)?);
         }
     };
-    (@shared $kind:ident; $($case:ident),+) => {
+    (@shared $kind:ident; $($case:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $case() {
             let place = super::Place::$kind();
@@ -542,6 +542,8 @@ macro_rules! on_every_store {
         })+
     };
 }
+
+pub(crate) use on_every_store;
 
 on_every_store!(
     t2_a_hundred_messages_with_a_drain_after_fifty_all_come_out,
