@@ -60,7 +60,10 @@ fn a_flow_is_deployed_and_a_broken_revision_is_rolled_back() {
     assert!(report.stdout.contains("rolled back"), "{report:?}");
     let listed = parsed(&sandbox.flowgate(&["deploy", "status", "--json"]).stdout);
     assert_eq!(listed["items"].as_array().unwrap().len(), 2);
-    assert!(sandbox.flowgate(&["checkpoints", "list"]).stderr.contains("there are none"));
+    let active = sandbox.flowgate(&["deploy", "status", "--active"]).exits(0);
+    assert!(active.stderr.contains("none is under way"), "{active:?}");
+    let pending = sandbox.flowgate(&["checkpoints", "list", "order", "--pending"]).exits(0);
+    assert!(pending.stderr.contains("there are none"), "{pending:?}");
     drop(dev);
 }
 
