@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+use crate::deploy::figures::{millis, number, real};
 use crate::deploy::{EndedRun, Figures};
 use crate::event::{ErrorKind, Event, StoredEvent};
 use crate::ids::{InstanceId, Revision, RunId};
@@ -381,17 +382,4 @@ pub fn lines(accepted: &[Accepted], window: Duration) -> Vec<Line> {
         });
     }
     lines
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn number(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
-}
-
-#[expect(clippy::cast_precision_loss, reason = "figures for people need no more than 52 bits")]
-fn real(count: u64) -> f64 {
-    count as f64
 }

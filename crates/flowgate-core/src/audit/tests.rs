@@ -70,15 +70,16 @@ fn record(log: &[StoredEvent]) -> Run {
         panic!("a log begins with a start")
     };
     let mut run = Run::new(RUN, &flow, first);
-    run.status = match &log.last().unwrap().event {
-        Event::RunCompleted {} => RunStatus::Completed,
-        Event::RunCancelled { .. } => RunStatus::Cancelled,
-        Event::RunFailed { step } => {
-            let error = StepError { kind: ErrorKind::TimedOut, message: "late".into() };
-            run.failure = Some(crate::run::Failure { step: Arc::clone(step), error });
-            RunStatus::Failed
-        }
-        other => panic!("{} is no end", other.kind()),
+    let last = &log.last().unwrap().event;
+    assert!(last.is_terminal(), "{} is no end", last.kind());
+    run.status = if let Event::RunFailed { step } = last {
+        let error = StepError { kind: ErrorKind::TimedOut, message: "late".into() };
+        run.failure = Some(crate::run::Failure { step: Arc::clone(step), error });
+        RunStatus::Failed
+    } else if let Event::RunCancelled { .. } = last {
+        RunStatus::Cancelled
+    } else {
+        RunStatus::Completed
     };
     run
 }
@@ -231,7 +232,9 @@ fn a_trail_names_every_attempt_with_who_and_on_which_revision() {
         begun(2),
     ]);
     let mut trail = Trail::default();
-    log.iter().for_each(|stored| trail.note(stored));
+    for stored in &log {
+        trail.note(stored);
+    }
     let marks = trail.into_marks();
     let whats: Vec<&str> = marks.iter().map(|mark| &*mark.what).collect();
     assert_eq!(whats, ["run.started", "run.released", "attempt.failed", "step.started"]);
