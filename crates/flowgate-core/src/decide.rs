@@ -11,7 +11,7 @@ use crate::commit::{Commit, Due, Guard, Job, JobChange, JobKind};
 use crate::event::{ErrorKind, Event, LeaseStamp, RunStarted, StepError};
 use crate::flow::{Action, Flow, Needs, OnTimeout, Span, Wait};
 use crate::gate::GateStamp;
-use crate::ids::{CommitId, JobId, RunId, SlotIndex, StepIndex};
+use crate::ids::{CommitId, InstanceId, JobId, RunId, SlotIndex, StepIndex};
 use crate::limits;
 use crate::payload::Payload;
 use crate::retry::NextAttempt;
@@ -162,6 +162,8 @@ pub struct Start {
     pub due: Due,
     /// The gate of its flow, as far as is known. While it is closed the run is held.
     pub gate: GateStamp,
+    /// The instance that accepts it.
+    pub instance: Option<InstanceId>,
 }
 
 /// Why nothing can be decided: the run is past it, or it makes no sense for this flow.
@@ -215,6 +217,7 @@ pub fn start(flow: &Flow, start: &Start, commit_id: CommitId) -> Commit {
         retry_of: None,
         priority: start.priority,
         hold: start.gate.is_closed.then(|| hold::hold(start.due)),
+        instance: start.instance.clone(),
     };
     let mut draft = Draft::begin(flow, start.run_id, started);
     if !start.gate.is_closed {

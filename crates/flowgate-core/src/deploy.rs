@@ -22,7 +22,7 @@
 //!   other when it comes late.
 //! - **Runs** stay on their revision, except those that a checkpoint moves; the plan says which.
 
-mod figures;
+pub(crate) mod figures;
 mod file;
 pub mod machine;
 pub mod plan;

@@ -249,6 +249,9 @@ pub struct RunStarted {
     /// Present if the gate of its flow was closed: the run begins when it is released.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
+    /// The instance that accepted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
 }
 
 /// What a start that is held has asked for.

@@ -5,6 +5,7 @@
 //! applies it or refuses it, whole.
 #![warn(missing_docs)]
 
+pub mod audit;
 pub mod check;
 pub mod commit;
 pub mod debounce;

@@ -8,10 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use flowgate_core::deploy::plan::{Change, OpenRun, Standing, StepMap, admit};
-use flowgate_core::deploy::report::Whereabouts;
 use flowgate_core::deploy::{
-    Conservation, Deployment, DeploymentId, Phase, Plan, Refusal, Report, Request, Settings,
-    Strategy, plan,
+    Deployment, DeploymentId, Phase, Plan, Refusal, Report, Request, Settings, Strategy, plan,
 };
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{Revision, RunId};
@@ -30,8 +28,10 @@ use crate::error::{EngineError, FlowError};
 use crate::supervisor::Engine;
 
 mod act;
+mod conservation;
 mod driver;
 mod look;
+pub(crate) mod refused;
 
 pub(crate) use driver::drive;
 
@@ -112,6 +112,14 @@ pub struct Checkpoint {
     pub created_at: Timestamp,
     /// When it goes on by itself, if nobody has let it.
     pub expires_at: Timestamp,
+}
+
+impl Checkpoint {
+    /// The key of its record.
+    fn key(&self) -> Arc<str> {
+        let Self { flow, deployment, run_id, .. } = self;
+        format!("{flow}/{deployment}/{run_id}").into()
+    }
 }
 
 /// A step at which a run was stopped.
@@ -300,25 +308,7 @@ pub async fn deployment_report(
     store: &dyn Store,
     deployment: &Deployment,
 ) -> Result<Report, StoreError> {
-    let (since, until) = (Some(deployment.began_at), deployment.ended_at());
-    let flow = Some(Arc::clone(&deployment.flow));
-    let query = RunQuery { flow, since, until, ..RunQuery::default() };
-    let (mut received, mut found) = (Vec::new(), Vec::new());
-    for row in pages(store, query).await?.iter().filter(|row| !is_probe(&row.run)) {
-        received.push(row.run.run_id);
-        // The index says that it was accepted, its record where it is.
-        let status = store.read_run(row.run.run_id).await?.map(|detail| detail.row.run.status);
-        found.extend(status.map(|status| match status {
-            RunStatus::Held => (row.run.run_id, Whereabouts::Held),
-            RunStatus::Running
-            | RunStatus::Waiting
-            | RunStatus::Completed
-            | RunStatus::Failed
-            | RunStatus::Cancelled => (row.run.run_id, Whereabouts::of(status)),
-        }));
-    }
-    // Who was refused has no run, and was told so.
-    let conservation = Conservation::of(received, found, 0);
+    let conservation = conservation::count_now(store, deployment).await?;
     Ok(Report::of(deployment, Some(conservation)))
 }
 
@@ -346,7 +336,7 @@ fn key_of(flow: &str, id: &DeploymentId) -> Arc<str> {
 }
 
 /// Whether a run is one of a smoke test.
-fn is_probe(run: &Run) -> bool {
+pub(crate) fn is_probe(run: &Run) -> bool {
     run.tags.contains_key(PROBE_TAG)
 }
 

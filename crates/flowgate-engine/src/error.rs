@@ -87,6 +87,8 @@ pub enum EngineError {
         flow: Arc<str>,
         /// How many it holds at most.
         max: u64,
+        /// The deployment that holds it.
+        deployment: Option<Arc<str>>,
     },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]

@@ -29,6 +29,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 use crate::backoff::{Backoff, jittered};
+use crate::deploys::refused::Refusals;
 use crate::error::EngineError;
 use crate::instance::{Applied, Instance};
 use crate::leadership::Reign;
@@ -65,16 +66,19 @@ pub(crate) struct Gates {
     rooms: RwLock<HashMap<Arc<str>, Room>>,
     /// Of the starts that wait for a gate, one asks how it is.
     turns: Mutex<HashMap<Arc<str>, Arc<tokio::sync::Mutex<()>>>>,
+    refusals: Refusals,
 }
 
 /// How much a flow holds, as far as this instance knows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Room {
     generation: u64,
     is_opening: bool,
     held: u64,
     max: u64,
     counted_at: Instant,
+    /// The deployment that holds it.
+    deployment: Option<Arc<str>>,
 }
 
 impl Gates {
@@ -115,28 +119,42 @@ pub(crate) async fn enter(
         room.generation == stamp.generation
             && now.saturating_duration_since(room.counted_at) < COUNTED_FOR
     };
-    let known = instance.gates.rooms.read().get(flow).copied().filter(is_good);
+    let known = instance.gates.rooms.read().get(flow).filter(|room| is_good(room)).cloned();
     let mut room = if let Some(room) = known {
         room
     } else {
-        let Gate { generation, hold_max: max, is_opening, .. } = read(instance, flow).await?;
+        let Gate { generation, hold_max: max, is_opening, deployment, .. } =
+            read(instance, flow).await?;
         if generation != stamp.generation {
             return Ok(());
         }
         let held = instance.store.count_runs(&held_of(flow)).await?;
-        Room { generation, is_opening, held, max, counted_at: now }
+        Room { generation, is_opening, held, max, counted_at: now, deployment }
     };
     if room.is_opening {
-        instance.gates.rooms.write().insert(Arc::clone(flow), room);
+        instance.gates.rooms.write().insert(Arc::clone(flow), room.clone());
         if wait_while_opening(instance, flow, stamp).await? {
             return Ok(());
         }
     }
-    let is_full = room.held >= room.max;
+    let (max, is_full) = (room.max, room.held >= room.max);
     room.held += u64::from(!is_full);
+    let deployment = room.deployment.clone();
     instance.gates.rooms.write().insert(Arc::clone(flow), room);
     if is_full {
-        return Err(EngineError::HoldFull { flow: Arc::clone(flow), max: room.max });
+        return Err(EngineError::HoldFull { flow: Arc::clone(flow), max, deployment });
+    }
+    Ok(())
+}
+
+/// Counts a start that is refused, if there is a report of a deployment to have it.
+pub(crate) async fn note_refused(
+    instance: &Instance,
+    refusal: &EngineError,
+) -> Result<(), EngineError> {
+    if let EngineError::HoldFull { flow, deployment: Some(deployment), .. } = refusal {
+        let (store, by) = (&*instance.store, &instance.config.instance);
+        instance.gates.refusals.note(store, (flow, deployment), by).await?;
     }
     Ok(())
 }

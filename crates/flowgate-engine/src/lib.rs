@@ -10,6 +10,7 @@
 #![warn(missing_docs)]
 
 mod attempt;
+mod audit;
 mod backoff;
 mod beats;
 mod clock;
@@ -56,6 +57,10 @@ mod text;
 mod worker;
 
 pub use attempt::Stop;
+pub use audit::{
+    AuditPage, AuditQuery, AuditSummary, AuditTrail, SUMMARY_RUNS_MAX, TRAIL_MARKS_MAX,
+    audit_entries, audit_summary, audit_trail,
+};
 pub use config::{
     ConfigError, EngineConfig, HttpConfig, LEADER_LEASE_MIN, LEASE_MIN, ProcessConfig, Renewals,
     SLOTS_DEFAULT, SLOTS_MAX, SchedulerConfig, instance_id,

@@ -111,9 +111,10 @@ impl Engine {
                 return Err(EngineError::GateClosed { flow: Arc::clone(&run.flow) });
             }
             let commit_id = instance.commit_ids.next();
-            let new = RetryAs { run_id: new_id, commit_id, gate: gate.generation };
+            let by = Some(instance.config.instance.clone());
+            let new = RetryAs { run_id: new_id, commit_id, gate: gate.generation, instance: by };
             let commit =
-                decide::retry(flows, &run, &log, from, new).map_err(EngineError::Rejected)?;
+                decide::retry(flows, &run, &log, from, &new).map_err(EngineError::Rejected)?;
             let (reply, answer) = oneshot::channel();
             instance.inbox.push(Inbound::Start(Box::new(NewRun {
                 flow: Arc::clone(&flow),

@@ -92,7 +92,9 @@ fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Sta
             return Err(EngineError::Invalid(message.to_owned()));
         }
     };
-    Ok(Start { run_id, input, key, tags, priority, due, gate: GateStamp::default() })
+    // Which instance begins it is said where it begins.
+    let (gate, instance) = (GateStamp::default(), None);
+    Ok(Start { run_id, input, key, tags, priority, due, gate, instance })
 }
 
 fn check_when(flow: &Flow, priority: Option<u8>, due: Due) -> Result<(), EngineError> {

@@ -551,6 +551,7 @@ impl Engine {
     ) -> Result<Started, EngineError> {
         let instance = self.instance();
         let (mut flow, mut start) = (flow, start);
+        start.instance = Some(instance.config.instance.clone());
         for _ in 0..GATE_TRIES_MAX {
             if start.gate.is_closed
                 && let Err(full) = gates::enter(instance, &flow.flow.name, start.gate).await
@@ -560,6 +561,7 @@ impl Engine {
                 return if is_there {
                     self.existing(start.run_id, start.key, &start.input).await
                 } else {
+                    gates::note_refused(instance, &full).await?;
                     Err(full)
                 };
             }

@@ -10,6 +10,7 @@ use crate::listener::Peer;
 use crate::routes::Routes;
 use crate::{assets, shield, standing};
 
+mod audit;
 pub(crate) mod dead;
 mod deployments;
 pub(crate) mod doctor;
@@ -39,6 +40,7 @@ pub(crate) fn routes() -> Routes {
     let routes = flows::add(routes);
     let routes = deployments::add(routes);
     let routes = gates::add(routes);
+    let routes = audit::add(routes);
     let routes = schedules::add(routes);
     let routes = queues::add(routes);
     let routes = dead::add(routes);

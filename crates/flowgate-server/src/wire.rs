@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub mod audit;
 pub mod bulk;
 pub mod dead;
 pub mod deployments;

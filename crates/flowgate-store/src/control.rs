@@ -35,7 +35,7 @@ pub const CONTROL_KEY_BYTES_MAX: usize = 1_024;
 /// a reserved one.
 pub const PERMIT_PLACE_KEPT: Duration = Duration::from_hours(24);
 /// The kinds of record that there are. No other is written, so a copy of a store misses none.
-pub const RECORD_KINDS: [&str; 20] = [
+pub const RECORD_KINDS: [&str; 21] = [
     "checkpoint",
     "dead",
     "dead_message",
@@ -45,6 +45,7 @@ pub const RECORD_KINDS: [&str; 20] = [
     "deploy_ask",
     "deploy_checkpoint",
     "deploy_open",
+    "deploy_refused",
     "deployment",
     "occurrence",
     "queue",

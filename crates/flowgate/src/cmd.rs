@@ -12,6 +12,7 @@ use crate::failure::{Exit, Failure, Outcome};
 use crate::logging;
 use crate::output::{Color, Output};
 
+mod audit;
 mod bench;
 mod checkpoints;
 mod completions;
@@ -129,6 +130,8 @@ enum Command {
     Checkpoints(checkpoints::Args),
     /// Start, watch and steer runs
     Runs(runs::Args),
+    /// Look at what came into flows and what came out of them
+    Audit(audit::Args),
     /// Look at schedules and their occurrences, add and steer them
     Schedules(schedules::Args),
     /// Say why a run is not finished, or ended as it did
@@ -222,6 +225,7 @@ fn dispatch(app: App, command: Command) -> Outcome {
         Command::DeployFlow(args) => block_on(deploy_flow::run(app, args)),
         Command::Checkpoints(args) => block_on(checkpoints::run(app, args)),
         Command::Runs(args) => block_on(runs::run(app, args)),
+        Command::Audit(args) => block_on(audit::run(app, args)),
         Command::Schedules(args) => block_on(schedules::run(app, args)),
         Command::Why(args) => block_on(why::run(app, args)),
         Command::Hold(args) => block_on(hold::run(app, args)),
@@ -301,6 +305,7 @@ impl Global {
             | Command::Checkpoints(_)
             | Command::DeployFlow(_)
             | Command::Runs(_)
+            | Command::Audit(_)
             | Command::Schedules(_)
             | Command::Why(_)
             | Command::Hold(_)

@@ -32,7 +32,7 @@ fn flow(steps: &Value) -> Value {
 /// What a retry is, in these tests.
 fn retried() -> RetryAs {
     let (run_id, commit_id) = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
-    RetryAs { run_id, commit_id, gate: 0 }
+    RetryAs { run_id, commit_id, gate: 0, instance: None }
 }
 
 fn diamond() -> World {
@@ -521,7 +521,7 @@ fn a_retry_is_a_new_run_that_keeps_what_succeeded() {
     let new = retried();
     let states = |from: Option<&str>| {
         let from = from.map(|step| world.index(step));
-        let commit = retry((&flow, &flow), &old, &world.log, from, new).unwrap();
+        let commit = retry((&flow, &flow), &old, &world.log, from, &new).unwrap();
         assert_eq!(commit.record.retry_of, Some(RUN));
         let state = |step| commit.record.step(world.index(step)).state;
         [state("start"), state("a"), state("b"), state("join")]
@@ -543,7 +543,7 @@ fn a_retry_on_another_revision_keeps_what_has_the_same_name() {
     let check = |steps: Value, from: Option<&str>, expected: &[(&str, StepState)]| {
         let new = World::new(flow(&steps)).flow;
         let from = from.map(|step| new.step_index(step).unwrap());
-        let commit = retry((&pinned, &new), &old, &world.log, from, as_new).unwrap();
+        let commit = retry((&pinned, &new), &old, &world.log, from, &as_new).unwrap();
         assert_eq!(commit.record.revision, new.revision);
         let folded = Run::fold(as_new.run_id, &[&new], &commit.events).unwrap();
         assert_eq!(folded, *commit.record);
@@ -592,7 +592,7 @@ fn a_retry_of_what_nothing_asks_for_is_refused() {
     assert_eq!(world.status(), "completed");
     let run = world.run.clone().unwrap();
     let new = retried();
-    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, new).unwrap_err();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, &new).unwrap_err();
     assert_eq!(rejected, Rejection::NothingToRetry);
 }
 
@@ -601,17 +601,17 @@ fn only_a_run_that_ended_can_be_retried() {
     let world = diamond();
     let run = world.run.clone().unwrap();
     let new = retried();
-    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, new).unwrap_err();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, &new).unwrap_err();
     assert_eq!(rejected, Rejection::RunOpen(RunStatus::Running));
 
     let mut world = World::new(flow(&json!({ "start": worker(&Value::Null, &[]) })));
     world.start();
     world.succeed("start", &[]);
     let run = world.run.clone().unwrap();
-    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, new).unwrap_err();
+    let rejected = retry((&world.flow, &world.flow), &run, &world.log, None, &new).unwrap_err();
     assert_eq!(rejected, Rejection::NothingToRetry);
     assert!(
-        retry((&world.flow, &world.flow), &run, &world.log, Some(world.flow.entry), new).is_ok()
+        retry((&world.flow, &world.flow), &run, &world.log, Some(world.flow.entry), &new).is_ok()
     );
 }
 

@@ -101,6 +101,7 @@ impl World {
             priority,
             due,
             gate: GateStamp { generation: self.gate, is_closed: self.is_closed },
+            instance: None,
         };
         let commit = start(&self.flow, &request, commit_id);
         assert_eq!(self.apply(&commit), Applied::Now);

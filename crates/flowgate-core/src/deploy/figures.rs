@@ -105,16 +105,16 @@ fn difference(before: u64, after: u64) -> i64 {
     if after < before { -size } else { size }
 }
 
-fn millis(span: Duration) -> u64 {
+pub(crate) fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn number(count: usize) -> u64 {
+pub(crate) fn number(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures for people need no more than 52 bits")]
-pub(super) fn real(count: u64) -> f64 {
+pub(crate) fn real(count: u64) -> f64 {
     count as f64
 }
 

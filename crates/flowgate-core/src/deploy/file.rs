@@ -71,14 +71,16 @@ pub struct DeployFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub checkpoint_expiry: Option<Span>,
-    /// How long audit entries are kept; 7 days if absent.
+    /// How long the record of an ended deployment is kept, with its report and checkpoints; 7 days
+    /// if absent.
     #[serde(
         default,
         deserialize_with = "notation::present",
         skip_serializing_if = "Option::is_none"
     )]
     pub audit_retention: Option<Span>,
-    /// How many audit entries of the flow are kept; 1,000 if absent.
+    /// How many ended deployments of the flow are kept, each with its report and checkpoints; 1,000
+    /// if absent.
     #[serde(
         default,
         deserialize_with = "notation::present",

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
 use super::plan::Plan;
+use super::report::Conservation;
 use super::settings::Settings;
 use crate::ids::{InstanceId, Revision, RunId};
 use crate::time::Timestamp;
@@ -85,6 +86,9 @@ pub struct Deployment {
     /// How it did after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Figures>,
+    /// Where every start was when it ended; the runs themselves are not kept for ever.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conservation: Option<Conservation>,
     /// What somebody was told of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alerts: Vec<String>,
@@ -381,6 +385,7 @@ impl Deployment {
             rollback: None,
             before: None,
             after: None,
+            conservation: None,
             alerts: Vec::new(),
             verdict: None,
         }
@@ -450,6 +455,8 @@ mod tests {
         record.rollback = Some(RollbackReason::SmokeFailed { tests: vec!["one".to_owned()] });
         record.gate_generation = Some(3);
         record.before = Some(Figures::default());
+        let lost = RunId(uuid::Uuid::from_u128(3));
+        record.conservation = Some(Conservation::of([lost], [], 2));
         assert_eq!((record.version, record.phase_at()), (4, Timestamp(2_000)));
         let json = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Deployment>(&json).unwrap(), record);

@@ -72,6 +72,9 @@ pub struct Report {
     /// Where every start is that was received meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conservation: Option<Conservation>,
+    /// When that was counted, if runs of that time are not kept any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted_at: Option<Timestamp>,
     /// How the smoke tests ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub smoke: Vec<SmokeResult>,
@@ -81,8 +84,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of a deployment as it stands. Where every start is, is added by whoever counted.
+    /// The report of a deployment as it stands. Where every start is, is added by whoever counted;
+    /// what was counted at its end stands where fewer runs are left than were received.
     pub fn of(deployment: &Deployment, conservation: Option<Conservation>) -> Self {
+        let left = conservation.as_ref().map_or(0, |sum| sum.received);
+        let at_end = deployment.conservation.as_ref().filter(|end| end.received > left);
+        let counted_at = at_end.and(deployment.ended_at());
+        let conservation = at_end.cloned().or(conservation);
         let delta = deployment.before.as_ref().zip(deployment.after.as_ref());
         Self {
             format: FORMAT,
@@ -104,6 +112,7 @@ impl Report {
             delta: delta.map(|(before, after)| Delta::between(before, after)),
             counts: deployment.counts,
             conservation,
+            counted_at,
             smoke: deployment.smoke.clone(),
             alerts: deployment.alerts.clone(),
         }

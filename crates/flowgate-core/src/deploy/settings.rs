@@ -33,9 +33,9 @@ pub struct Settings {
     pub verify_timeout: Span,
     /// How long a checkpoint is kept.
     pub checkpoint_expiry: Span,
-    /// How long audit entries are kept.
+    /// How long the record of an ended deployment is kept, with its report and checkpoints.
     pub audit_retention: Span,
-    /// How many audit entries of the flow are kept.
+    /// How many ended deployments of the flow are kept, each with its report and checkpoints.
     pub audit_max_per_flow: u32,
     /// How fast checkpoints and held starts are let go.
     pub replay_rate: ReplayRate,

@@ -43,6 +43,7 @@ impl Play {
             priority: None,
             due: Due::Now,
             gate: GateStamp::default(),
+            instance: None,
         };
         let commit = decide::start(&flow, &start, CommitId(uuid::Uuid::from_u128(1)));
         let run = (*commit.record).clone();

@@ -20,11 +20,14 @@ use flowgate_store::{CommitOutcome, JobDetail, Refusal, RunDetail};
 use super::driver::{Driver, Held, Memo, Trouble};
 use super::look::smoke_run;
 use super::{CHECKPOINT, Checkpoint, CheckpointState, CheckpointStep, PROBE_TAG, write};
+use crate::backoff::Backoff;
 use crate::error::EngineError;
 use crate::gates;
 
 /// How long whoever is alerted may take to answer.
 const ALERT_MAX: Duration = Duration::from_secs(5);
+/// How often somebody is alerted again who did not take it.
+const ALERTS_AGAIN_MAX: u32 = 2;
 /// Tries to start a smoke test while the gate moves.
 const TRIES_MAX: usize = 20;
 
@@ -189,15 +192,13 @@ impl Driver {
         deployment: &Deployment,
         checkpoint: &Checkpoint,
     ) -> Result<(), Trouble> {
-        let Checkpoint { flow, deployment: id, run_id, .. } = checkpoint;
-        let key = format!("{flow}/{id}/{run_id}").into();
         let keep = match checkpoint.state {
             CheckpointState::Pending => None,
             CheckpointState::Resumed | CheckpointState::Pinned => {
                 Some(deployment.settings.audit_retention.0)
             }
         };
-        let written = write(CHECKPOINT, key, Expect::Anything, Some(checkpoint));
+        let written = write(CHECKPOINT, checkpoint.key(), Expect::Anything, Some(checkpoint));
         self.write_all(vec![RecordWrite { keep, ..written }]).await
     }
 
@@ -321,6 +322,7 @@ impl Driver {
                 priority: None,
                 due: Due::Now,
                 gate: GateStamp::default(),
+                instance: Some(self.instance.config.instance.clone()),
             };
             for _ in 0..TRIES_MAX {
                 let commit_id = self.instance.commit_ids.next();
@@ -342,15 +344,21 @@ impl Driver {
         let flow = &deployment.flow;
         let id = &deployment.deployment_id;
         let body = serde_json::json!({ "flow": flow, "deployment": id, "alerts": texts });
-        let sent = async {
+        let body = body.to_string();
+        let send = async || {
             let client = self.instance.http_guarded().map_err(ToString::to_string)?;
             let request = client.post(url).timeout(ALERT_MAX);
-            let request = request.header("content-type", "application/json").body(body.to_string());
+            let request = request.header("content-type", "application/json").body(body.clone());
             let answer = request.send().await.map_err(|error| error.to_string())?;
             answer.error_for_status().map_err(|error| error.to_string()).map(drop)
         };
-        if let Err(error) = sent.await {
-            tracing::warn!(%flow, deployment = %id, error, "nobody was alerted");
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(1));
+        while let Err(error) = send().await {
+            if backoff.tries() == ALERTS_AGAIN_MAX {
+                tracing::warn!(%flow, deployment = %id, error, "nobody was alerted");
+                return;
+            }
+            backoff.wait().await;
         }
     }
 

@@ -9,7 +9,8 @@ use flowgate_core::deploy::{Deployment, DeploymentId, Next, next};
 use flowgate_store::StoreError;
 use flowgate_store::control::{Expect, Record, RecordWrite, RecordsOutcome};
 
-use super::{DEPLOYMENT, Open, TOPIC, key_of, list_all, read_one, write};
+use super::{CHECKPOINT, Checkpoint, DEPLOYMENT, Open, TOPIC};
+use super::{conservation, key_of, list_all, read_one, write};
 use crate::backoff::Backoff;
 use crate::error::EngineError;
 use crate::gates::HeldRun;
@@ -24,6 +25,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Deployments that are forgotten at a time.
 const PRUNED_MAX: usize = 50;
+/// Their checkpoints that are forgotten by one call.
+const FORGOTTEN_MAX: usize = 500;
 
 /// Why a round ended early.
 pub(super) enum Trouble {
@@ -164,30 +167,43 @@ impl Driver {
 
     /// Writes the next record of a deployment, unless somebody else has.
     pub(super) async fn write(&self, held: &Held, next: &Deployment) -> Result<(), Trouble> {
+        let mut next = next.clone();
+        if next.phase.is_terminal() {
+            let end = conservation::count_at_end(&*self.instance.store, &next).await?;
+            next.conservation = Some(end.conservation);
+            next.counts.cancelled_held = end.cancelled_held;
+            next.counts.held = next.counts.held.max(next.counts.released + end.cancelled_held);
+        }
         let key = key_of(&next.flow, &next.deployment_id);
         let keep = next.phase.is_terminal().then_some(next.settings.audit_retention.0);
-        let record = write(DEPLOYMENT, key, Expect::Version(held.record), Some(next));
+        let record = write(DEPLOYMENT, key, Expect::Version(held.record), Some(&next));
         let mut writes = vec![RecordWrite { keep, ..record }];
         if next.phase.is_terminal() {
-            self.end_smoke(next).await?;
+            self.end_smoke(&next).await?;
             let flow = Arc::clone(&next.flow);
             writes.push(write(super::OPEN, flow, Expect::Anything, None::<&()>));
         }
         self.write_all(writes).await?;
-        if next.phase.is_terminal() { self.prune(next).await } else { Ok(()) }
+        if next.phase.is_terminal() { self.prune(&next).await } else { Ok(()) }
     }
 
-    /// Forgets the oldest deployments of a flow that has more than are kept.
+    /// Forgets the oldest deployments of a flow that has more than are kept, and their checkpoints.
     async fn prune(&self, ended: &Deployment) -> Result<(), Trouble> {
         let max = usize::try_from(ended.settings.audit_max_per_flow).unwrap_or(usize::MAX);
         let all = super::deployments(&*self.instance.store, Some(&ended.flow)).await?;
-        let over = all.iter().skip(max.max(1)).take(PRUNED_MAX);
-        let forget = |one: &Deployment| {
+        for one in all.iter().skip(max.max(1)).take(PRUNED_MAX) {
+            let checkpoints: Vec<Checkpoint> = self.checkpoints_of(one).await?;
+            let keys: Vec<Arc<str>> = checkpoints.iter().map(Checkpoint::key).collect();
+            for keys in keys.chunks(FORGOTTEN_MAX) {
+                let forget = |key: &Arc<str>| {
+                    write(CHECKPOINT, Arc::clone(key), Expect::Anything, None::<&()>)
+                };
+                self.write_all(keys.iter().map(forget).collect()).await?;
+            }
             let key = key_of(&one.flow, &one.deployment_id);
-            write(DEPLOYMENT, key, Expect::Anything, None::<&()>)
-        };
-        let forgotten: Vec<RecordWrite> = over.map(forget).collect();
-        if forgotten.is_empty() { Ok(()) } else { self.write_all(forgotten).await }
+            self.write_all(vec![write(DEPLOYMENT, key, Expect::Anything, None::<&()>)]).await?;
+        }
+        Ok(())
     }
 
     /// Writes records under the term. What somebody has changed is read again by the next look.

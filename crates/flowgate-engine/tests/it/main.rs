@@ -1,6 +1,7 @@
 //! The engine on a store in memory and on shared ones: flows, time, faults, and the world outside.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod audit;
 mod debounce;
 mod degradation;
 mod deploy_faults;

@@ -203,6 +203,11 @@ fn names() -> Vec<Row> {
         get("B26", "/runs?tag=a%3D%27%3B%20DROP%20TABLE%20events%3B--"),
         get("B26", "/runs?search=%27%3B%20DROP%20TABLE%20events%3B--"),
         get("B26", "/runs?status=%27%3B--").is(400, "query_param"),
+        get("B20", "/audit?limit=0").is(400, "query_param"),
+        get("B22", "/audit?after=forged").is(400, "cursor_invalid"),
+        get("B26", "/audit?direction=%27%3B--").is(400, "query_param"),
+        get("B26", "/audit?flow=%27%3B%20DROP%20TABLE%20events%3B--"),
+        get("B26", "/audit/summary?since=%27%3B--").is(400, "time_invalid"),
         get("B26", "/runs?since=%27%3B--").is(400, "time_invalid"),
     ];
     for limit in ["-1", "abc", "1e3", "", "0"] {

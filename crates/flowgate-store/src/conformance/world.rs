@@ -282,6 +282,7 @@ fn new_start(run_id: RunId) -> Start {
         priority: None,
         due: Due::Now,
         gate: GateStamp::default(),
+        instance: None,
     }
 }
 

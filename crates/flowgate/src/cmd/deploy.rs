@@ -34,7 +34,7 @@ Exit code 1: it was rolled back.
 Examples:
   flowgate deploy plan order.yaml --strategy blue-green
   flowgate deploy start order.yaml --deploy deploy.yaml --note 'new tax rules'
-  flowgate deploy status
+  flowgate deploy status --active
   flowgate deploy rollback order
   flowgate deploy report order --html > report.html")]
 pub(crate) struct Args {
@@ -104,6 +104,9 @@ struct Which {
     /// The deployment, or the beginning of its id
     #[arg(default_value = "latest")]
     deployment: String,
+    /// Only those that have not ended
+    #[arg(long, conflicts_with = "deployment")]
+    active: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -140,8 +143,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     match args.verb {
         Verb::Plan(new) => plan(&app, new).await,
         Verb::Start(Start { new, no_wait }) => start(&app, new, !no_wait).await,
-        Verb::Status(Which { flow: None, .. }) => list(&app).await,
-        Verb::Status(Which { flow: Some(flow), deployment }) => {
+        Verb::Status(Which { flow, active: true, .. }) => list(&app, flow.as_deref(), true).await,
+        Verb::Status(Which { flow: None, .. }) => list(&app, None, false).await,
+        Verb::Status(Which { flow: Some(flow), deployment, .. }) => {
             status(&app, &flow, &deployment).await
         }
         Verb::Promote(Name { flow }) => promote(&app, &flow).await,
@@ -287,14 +291,18 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
     Ok(if is_rolled_back { Exit::RunFailed } else { Exit::Done })
 }
 
-async fn list(app: &App) -> Outcome {
-    let listed: Items<DeploymentItem> = Reach::read(app).await?.get("/deployments", &[]).await?;
+async fn list(app: &App, flow: Option<&str>, is_active_only: bool) -> Outcome {
+    let query: Vec<(&str, &str)> = flow.iter().map(|flow| ("flow", *flow)).collect();
+    let reach = Reach::read(app).await?;
+    let mut listed: Items<DeploymentItem> = reach.get("/deployments", &query).await?;
+    listed.items.retain(|item| !is_active_only || item.ended_at.is_none());
     if app.output.json {
         app.output.json(&listed)?;
         return Ok(Exit::Done);
     }
     if listed.items.is_empty() {
-        app.output.note("nothing was deployed yet");
+        let none = if is_active_only { "none is under way" } else { "nothing was deployed yet" };
+        app.output.note(none);
         return Ok(Exit::Done);
     }
     let mut table = Table::new(&["flow", "deployment", "phase", "to", "strategy", "began", "by"]);

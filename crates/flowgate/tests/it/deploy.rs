@@ -60,8 +60,17 @@ fn a_flow_is_deployed_and_a_broken_revision_is_rolled_back() {
     assert!(report.stdout.contains("rolled back"), "{report:?}");
     let listed = parsed(&sandbox.flowgate(&["deploy", "status", "--json"]).stdout);
     assert_eq!(listed["items"].as_array().unwrap().len(), 2);
-    assert!(sandbox.flowgate(&["checkpoints", "list"]).stderr.contains("there are none"));
-    drop(dev);
+    let active = sandbox.flowgate(&["deploy", "status", "--active"]).exits(0);
+    assert!(active.stderr.contains("none is under way"), "{active:?}");
+    let pending = sandbox.flowgate(&["checkpoints", "list", "order", "--pending"]).exits(0);
+    assert!(pending.stderr.contains("there are none"), "{pending:?}");
+    dev.interrupt().exits(130);
+    // Nobody is there to drive it, so it is under way until somebody is.
+    sandbox.write("later.yaml", &OLD.replace("one", "three"));
+    sandbox.flowgate(&["deploy", "start", "later.yaml"]).exits(0);
+    let active = sandbox.flowgate(&["deploy", "status", "--active", "--json"]).exits(0).json();
+    let [one] = active["items"].as_array().unwrap().as_slice() else { panic!("{active}") };
+    assert_eq!((&one["phase"], &one["ended_at"]), (&"plan".into(), &Value::Null));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "these tests watch processes in real time")]
 
 mod access;
+mod audit;
 mod bad_requests;
 mod canary;
 mod config;

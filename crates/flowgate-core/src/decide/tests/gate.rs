@@ -118,6 +118,7 @@ fn a_start_that_knows_an_older_gate_is_refused() {
         priority: None,
         due: Due::Now,
         gate: crate::gate::GateStamp { generation: 3, is_closed: true },
+        instance: None,
     };
     let id = world.commit_id();
     let commit = super::super::start(&world.flow, &start, id);

@@ -133,6 +133,9 @@ fn write_conservation(page: &mut String, report: &Report) -> fmt::Result {
          {}</p>",
         sum.received, sum.finished, sum.running, sum.held, sum.refused
     )?;
+    if let Some(at) = report.counted_at {
+        writeln!(page, "<p>As counted at {at}; not all of these runs are kept any more.</p>")?;
+    }
     for (what, list) in [("lost", &sum.lost), ("doubled", &sum.doubled), ("unknown", &sum.unknown)]
     {
         write_runs(page, what, list)?;

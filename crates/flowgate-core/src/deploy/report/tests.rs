@@ -70,6 +70,25 @@ fn nothing_is_lost_where_every_start_is_in_one_place() {
 }
 
 #[test]
+fn what_was_counted_at_the_end_stands_when_runs_are_not_kept_any_more() {
+    let mut record = deployment();
+    record.conservation = Some(whole());
+    // As many as then: what is counted now is newer.
+    let now = Conservation { finished: 90, running: 0, held: 0, ..whole() };
+    let report = Report::of(&record, Some(now.clone()));
+    assert_eq!((report.conservation, report.counted_at), (Some(now), None));
+    for fewer in [None, Some(Conservation::of((0..3).map(run), [], 0))] {
+        let report = Report::of(&record, fewer);
+        assert_eq!(
+            (&report.conservation, report.counted_at),
+            (&record.conservation, record.ended_at())
+        );
+        assert!(report.is_good() && report.to_text().contains("as counted at 2023-"), "{report:?}");
+        assert!(report.to_html().contains("As counted at 2023-"));
+    }
+}
+
+#[test]
 fn an_equation_that_fails_names_the_runs() {
     use Whereabouts::{Finished, Held, Running};
     // The sum of these is right, and yet nothing else is.

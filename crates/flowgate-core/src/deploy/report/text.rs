@@ -70,6 +70,9 @@ fn write_conservation(text: &mut String, report: &Report) -> fmt::Result {
         "\nreceived {} {sign} finished {} + running {} + held {} + refused {}",
         sum.received, sum.finished, sum.running, sum.held, sum.refused
     )?;
+    if let Some(at) = report.counted_at {
+        writeln!(text, "  as counted at {at}; not all of these runs are kept any more")?;
+    }
     for (what, list) in [("lost", &sum.lost), ("doubled", &sum.doubled), ("unknown", &sum.unknown)]
     {
         write_runs(text, what, list)?;
