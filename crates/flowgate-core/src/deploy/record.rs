@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::figures::Figures;
 use super::plan::Plan;
 use super::settings::Settings;
+use super::shadow::Shadow;
 use crate::ids::{InstanceId, Revision, RunId};
 use crate::time::Timestamp;
 
@@ -76,6 +77,9 @@ pub struct Deployment {
     /// How the smoke tests ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub smoke: Vec<SmokeResult>,
+    /// How the new revision did on the inputs of earlier runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// Why it was rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<RollbackReason>,
@@ -291,6 +295,20 @@ pub enum RollbackReason {
         /// Their names.
         tests: Vec<String>,
     },
+    /// On the inputs of earlier runs the new revision did something else.
+    ShadowDiffers {
+        /// How many were compared.
+        compared: u64,
+        /// How many of them differ.
+        differing: u64,
+        /// How many may.
+        differ_max: u32,
+    },
+    /// Not all of the shadow's runs ended in time.
+    ShadowTimedOut {
+        /// How many had not ended, or not begun.
+        open: u64,
+    },
     /// No instance of the target pool is alive.
     PoolDead {
         /// The pool.
@@ -321,6 +339,13 @@ impl fmt::Display for RollbackReason {
             Self::SmokeFailed { tests } => write!(f, "smoke tests failed: {}", tests.join(", ")),
             Self::VerifyTimedOut { tests } => {
                 write!(f, "smoke tests did not end in time: {}", tests.join(", "))
+            }
+            Self::ShadowDiffers { compared, differing, differ_max } => {
+                write!(f, "{differing} of {compared} runs of the shadow differ")?;
+                if *differ_max > 0 { write!(f, ", and {differ_max} may") } else { Ok(()) }
+            }
+            Self::ShadowTimedOut { open } => {
+                write!(f, "{open} runs of the shadow did not end in time")
             }
             Self::PoolDead { pool } => write!(f, "no instance of the pool `{pool}` is alive"),
             Self::CanaryWorse { what } => write!(f, "the canary did worse: {what}"),
@@ -378,6 +403,7 @@ impl Deployment {
             counts: Counts::default(),
             plan: request.plan,
             smoke: Vec::new(),
+            shadow: None,
             rollback: None,
             before: None,
             after: None,

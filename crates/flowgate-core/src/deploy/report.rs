@@ -9,6 +9,7 @@ use super::record::{
     Counts, Deployment, DeploymentId, FORMAT, Phase, PhaseTime, SmokeResult, Verdict,
 };
 use super::settings::Strategy;
+use super::shadow::Shadow;
 use crate::ids::{Revision, RunId};
 use crate::run::RunStatus;
 use crate::time::Timestamp;
@@ -75,6 +76,9 @@ pub struct Report {
     /// How the smoke tests ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub smoke: Vec<SmokeResult>,
+    /// How the new revision did on the inputs of earlier runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// What somebody was told of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alerts: Vec<String>,
@@ -105,6 +109,7 @@ impl Report {
             counts: deployment.counts,
             conservation,
             smoke: deployment.smoke.clone(),
+            shadow: deployment.shadow.clone(),
             alerts: deployment.alerts.clone(),
         }
     }
@@ -271,6 +276,19 @@ impl Conservation {
             .collect();
         if parts.is_empty() { "the sum does not hold".to_owned() } else { parts.join(", ") }
     }
+}
+
+/// What came of a shadow, in a line.
+fn shadow_line(shadow: &Shadow) -> String {
+    let Shadow { compared, differing, originals, .. } = shadow;
+    let all = originals.len();
+    format!("shadow: {compared} of {all} runs compared, {differing} differ")
+}
+
+/// How many differ besides those that are named.
+fn unnamed(shadow: &Shadow) -> u64 {
+    let named = u64::try_from(shadow.differences.len()).unwrap_or(u64::MAX);
+    shadow.differing.saturating_sub(named)
 }
 
 /// A row of figures: what, before, after, and the difference.

@@ -18,6 +18,10 @@ use sha2::{Digest, Sha256};
 use crate::flow::Span;
 use crate::ids::RunId;
 
+mod shadow;
+
+pub use shadow::{Ignored, IgnoredError, ShadowRules};
+
 /// How a deployment is done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -51,6 +55,9 @@ pub struct Settings {
     /// Runs that the new revision must pass before it becomes active.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub smoke_tests: Vec<SmokeTest>,
+    /// The new revision on the inputs of earlier runs, before it becomes active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowRules>,
     /// When a canary is promoted.
     pub canary: Canary,
     /// What somebody is told of.
@@ -74,6 +81,7 @@ impl Default for Settings {
             migration: Migration::Mappable,
             steps: BTreeMap::new(),
             smoke_tests: Vec::new(),
+            shadow: None,
             canary: Canary::default(),
             alerts: Alerts::default(),
         }

@@ -144,6 +144,11 @@ pub enum Cause {
         /// That point.
         due_at: Timestamp,
     },
+    /// The step is not executed: the run tries a revision on the input of another one.
+    Stubbed {
+        /// That run.
+        original: Arc<str>,
+    },
     /// The step has not started: something that it subscribes to has not happened yet.
     Pending(Missing),
     /// The step was skipped: something that it subscribes to did not happen.
@@ -221,6 +226,7 @@ impl Reason {
             | Cause::Delayed { .. }
             | Cause::Parked { .. }
             | Cause::Timer { .. }
+            | Cause::Stubbed { .. }
             | Cause::Pending(_)
             | Cause::Skipped(_)
             | Cause::Failed { handled: true, .. }
@@ -294,6 +300,11 @@ impl fmt::Display for Cause {
                 until.map_or(Ok(()), |until| write!(f, " until {until}"))
             }
             Self::Timer { due_at } => write!(f, "waits for its timer, which is due at {due_at}"),
+            Self::Stubbed { original } => write!(
+                f,
+                "is not executed in a shadow run; it ends as in the run {original} when the driver \
+                 of its deployment sees it"
+            ),
             Self::Pending(missing) => write!(f, "has not started: {}", missing.say(false)),
             Self::Skipped(missing) => write!(f, "was skipped: {}", missing.say(true)),
             Self::Failed { message, failures, attempts_max, handled, .. } => {

@@ -101,7 +101,7 @@ struct Scene {
     old: Flow,
 }
 
-fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     let schedules = Some(SchedulerConfig::with_lease(LEASE));
     EngineConfig { schedules, slots: 8, ..EngineConfig::new(instance_id()) }
 }
@@ -430,19 +430,18 @@ async fn t8_one_deployment_of_a_flow_at_a_time(stores: Vec<Arc<dyn Store>>) {
 }
 
 /// A leader in a runtime of its own, which ends without a word.
-struct Leader {
+pub(crate) struct Leader {
     engine: Engine,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Leader {
-    fn start(store: Arc<dyn Store>, floor: &Floor) -> Self {
+    pub(crate) fn start(store: Arc<dyn Store>, workers: Workers) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .unwrap();
-        let workers = floor.workers();
         let engine = {
             let _entered = runtime.enter();
             Engine::start(store, workers, config()).unwrap()
@@ -450,7 +449,7 @@ impl Leader {
         Self { engine, runtime }
     }
 
-    fn kill(self) {
+    pub(crate) fn kill(self) {
         let Self { engine, runtime } = self;
         runtime.shutdown_background();
         std::mem::forget(engine);
@@ -464,7 +463,7 @@ async fn a_driver_that_dies_at_any_boundary_is_followed_by_another(stores: Vec<A
     let old = Flow::parse(OLD).unwrap();
     let mut stores = stores.into_iter();
     let (first, second) = (stores.next().unwrap(), stores.next().unwrap());
-    let mut leader = Some(Leader::start(Arc::clone(&first), &floor));
+    let mut leader = Some(Leader::start(Arc::clone(&first), floor.workers()));
     let leads = async || {
         let terms = first.list_terms("leader").await.unwrap();
         !terms.is_empty()
@@ -490,7 +489,7 @@ async fn a_driver_that_dies_at_any_boundary_is_followed_by_another(stores: Vec<A
         let ended = scene.ended(&deployment).await;
         assert_eq!(ended.phase, Phase::Completed, "killed at {phase}: {ended:?}");
         // The standby has led since; the next to be killed leads after it has stopped leading.
-        let next = Leader::start(Arc::clone(&first), &floor);
+        let next = Leader::start(Arc::clone(&first), floor.workers());
         leader = Some(next);
     }
     let flows: Vec<&Flow> = flows.iter().collect();
@@ -504,7 +503,7 @@ async fn a_driver_that_dies_at_any_boundary_is_followed_by_another(stores: Vec<A
     shut_down(scene.engines).await;
 }
 
-async fn sqlite() -> Vec<Arc<dyn Store>> {
+pub(crate) async fn sqlite() -> Vec<Arc<dyn Store>> {
     let folder = tempfile::tempdir().unwrap();
     let options = SqliteOptions::new(instance_id());
     let store = SqliteStore::open(&folder.path().join("store.db"), options).await.unwrap();
@@ -528,10 +527,10 @@ macro_rules! on_every_store {
             })+
         }
         mod redis {
-            on_every_store!(@shared redis; $($case),+, $($shared),+);
+            crate::deploys::on_every_store!(@shared redis; $($case),+, $($shared),+);
         }
         mod postgres {
-            on_every_store!(@shared postgres; $($case),+, $($shared),+);
+            crate::deploys::on_every_store!(@shared postgres; $($case),+, $($shared),+);
         }
     };
     (@shared $kind:ident; $($case:ident),+) => {
@@ -542,6 +541,8 @@ macro_rules! on_every_store {
         })+
     };
 }
+
+pub(crate) use on_every_store;
 
 on_every_store!(
     t2_a_hundred_messages_with_a_drain_after_fifty_all_come_out,

@@ -7,7 +7,8 @@ use clap::Subcommand;
 use flowgate_core::flow::Flow;
 use flowgate_server::wire::Items;
 use flowgate_server::wire::deployments::{
-    DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote,
+    DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote, ShadowItem, ShadowPlanItem,
+    ShadowResultItem,
 };
 use tokio::time::MissedTickBehavior;
 
@@ -74,6 +75,10 @@ pub(super) struct New {
     /// The pool whose instances must be alive, whatever the deploy file says
     #[arg(long)]
     pub(super) pool: Option<String>,
+    /// Try the revision on the inputs of this many of the last runs first, whatever the deploy
+    /// file says
+    #[arg(long, value_name = "RUNS")]
+    pub(super) shadow: Option<u32>,
     /// The flow that the file must be of
     #[arg(long)]
     pub(super) flow: Option<String>,
@@ -167,8 +172,9 @@ fn read(new: New) -> Result<(String, NewDeployment), Failure> {
         Failure::usage("flow_invalid", errors.in_file(&file).to_string())
     })?;
     let deploy = new.deploy.as_deref().map(read_text).transpose()?;
-    let New { strategy, drain_timeout, pool, author, note, force, .. } = new;
-    let body = NewDeployment { text, deploy, strategy, drain_timeout, pool, author, note, force };
+    let New { strategy, drain_timeout, pool, shadow, author, note, force, .. } = new;
+    let body =
+        NewDeployment { text, deploy, strategy, drain_timeout, pool, shadow, author, note, force };
     Ok((new.flow.unwrap_or_else(|| flow.name.to_string()), body))
 }
 
@@ -203,6 +209,16 @@ pub(super) async fn plan(app: &App, new: New) -> Outcome {
     }
     if !plan.runs.is_empty() {
         table.print(app.output)?;
+    }
+    if let Some(ShadowPlanItem { runs, executed, stubbed }) = &plan.shadow {
+        let or_none = |names: &[String]| match names {
+            [] => "none".to_owned(),
+            names => names.join(", "),
+        };
+        let (executed, stubbed) = (or_none(executed), or_none(stubbed));
+        app.output.line(format_args!(
+            "shadow of {runs} runs: executed {executed}; not executed {stubbed}"
+        ))?;
     }
     for warning in &plan.warnings {
         app.output.warning(format_args!("{warning}"));
@@ -276,6 +292,9 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
                 app.output.line(format_args!("smoke test {}: {mismatch}", test.name))?;
             }
         }
+        if let Some(shadow) = &deployment.shadow {
+            tell_shadow(app, shadow)?;
+        }
         if let Some(reason) = &deployment.rollback {
             app.output.line(format_args!("rolled back: {reason}"))?;
         }
@@ -285,6 +304,23 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
     }
     let is_rolled_back = deployment.phase == "rolled_back";
     Ok(if is_rolled_back { Exit::RunFailed } else { Exit::Done })
+}
+
+/// What came of the new revision on the inputs of earlier runs.
+fn tell_shadow(app: &App, shadow: &ShadowItem) -> Result<(), Failure> {
+    let ShadowItem { runs, compared, differing, differences } = shadow;
+    app.output
+        .line(format_args!("shadow: {compared} of {runs} runs compared, {differing} differ"))?;
+    for ShadowResultItem { original, run_id, mismatches } in differences {
+        for mismatch in mismatches {
+            app.output.line(format_args!(
+                "run {} as {}: {mismatch}",
+                short(*original),
+                short(*run_id)
+            ))?;
+        }
+    }
+    Ok(())
 }
 
 async fn list(app: &App) -> Outcome {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, Strategy};
+use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, ShadowRules, Strategy};
 use flowgate_core::flow::{Flow, FlowErrors};
 use flowgate_engine::{
     Ask, DeployRequest, Engine, deployment_report, deployments, find_deployment,
@@ -166,6 +166,12 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
         let file = DeployFile::parse(&format!("drain_timeout: {span}"));
         let parsed = file.map_err(|errors| wrong("deploy_invalid", "drain_timeout", &errors))?;
         settings.drain_timeout = parsed.drain_timeout.unwrap_or(settings.drain_timeout);
+    }
+    if let Some(runs) = new.shadow {
+        let file = Settings::parse(&format!("shadow: {{runs: {runs}}}"));
+        let parsed = file.map_err(|errors| wrong("deploy_invalid", "shadow", &errors))?;
+        let rules = settings.shadow.take().or(parsed.shadow);
+        settings.shadow = rules.map(|rules| ShadowRules { runs, ..rules });
     }
     Ok(settings)
 }
