@@ -354,7 +354,7 @@ fn key_of(flow: &str, id: &DeploymentId) -> Arc<str> {
 }
 
 /// Whether a run is one of a smoke test or of a shadow.
-fn is_probe(run: &Run) -> bool {
+pub(crate) fn is_probe(run: &Run) -> bool {
     run.tags.contains_key(PROBE_TAG)
 }
 

@@ -339,8 +339,10 @@ impl DeployFile {
 
     fn filled_in(self) -> Settings {
         let default = Settings::default();
+        let strategy = self.strategy.unwrap_or_default();
+        let is_shadow = strategy == Strategy::Shadow;
         Settings {
-            strategy: self.strategy.unwrap_or_default(),
+            strategy,
             pool: self.pool,
             drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
             verify_timeout: self.verify_timeout.unwrap_or(default.verify_timeout),
@@ -357,7 +359,7 @@ impl DeployFile {
             },
             steps: self.steps,
             smoke_tests: self.smoke_tests.into_iter().map(SmokeTestFile::filled_in).collect(),
-            shadow: self.shadow.map(ShadowFile::filled_in),
+            shadow: self.shadow.or(is_shadow.then(ShadowFile::default)).map(ShadowFile::filled_in),
             canary: self.canary.unwrap_or_default().filled_in(),
             alerts: self.alerts.unwrap_or_default().filled_in(),
         }

@@ -261,7 +261,9 @@ fn plan(deployment: &Deployment, seen: &Seen) -> Next {
     }
     let Some(before) = &seen.before else { return Next::Measure(Moment::Before) };
     let mut record = match deployment.settings.strategy {
-        Strategy::Rolling | Strategy::Canary => enter(deployment, Phase::Deploy, seen),
+        Strategy::Rolling | Strategy::Canary | Strategy::Shadow => {
+            enter(deployment, Phase::Deploy, seen)
+        }
         Strategy::BlueGreen => {
             let mut record = enter(deployment, Phase::Drain, seen);
             record.gate_generation = Some(seen.gate.generation + 1);
@@ -345,9 +347,7 @@ fn verify(deployment: &Deployment, seen: &Seen) -> Next {
         if deployment.settings.shadow.is_some() {
             return written(shadow::begun(deployment, seen, results));
         }
-        let mut record = enter(deployment, Phase::Resume, seen);
-        record.smoke = results;
-        return written(record);
+        return passed(&Deployment { smoke: results, ..deployment.clone() }, seen);
     }
     let deadline = deployment.phase_at().plus(deployment.settings.verify_timeout.0);
     if deadline <= seen.now {
@@ -361,6 +361,16 @@ fn verify(deployment: &Deployment, seen: &Seen) -> Next {
         Next::Wait { until: deadline }
     } else {
         Next::StartSmoke { tests: missing }
+    }
+}
+
+/// The new revision has passed all that it was tried with.
+fn passed(deployment: &Deployment, seen: &Seen) -> Next {
+    match deployment.settings.strategy {
+        Strategy::Rolling | Strategy::BlueGreen | Strategy::Canary => {
+            written(enter(deployment, Phase::Resume, seen))
+        }
+        Strategy::Shadow => roll_back(deployment, seen, RollbackReason::OnlyTried {}),
     }
 }
 
@@ -438,6 +448,11 @@ fn audit(deployment: &Deployment, seen: &Seen) -> Next {
 fn rolling_back(deployment: &Deployment, seen: &Seen) -> Next {
     if let Some(next) = go_on(deployment, seen, &deployment.from) {
         return next;
+    }
+    if deployment.rollback == Some(RollbackReason::OnlyTried {}) {
+        let mut record = enter(deployment, Phase::RolledBack, seen);
+        record.verdict = Some(Verdict::Tried);
+        return written(record);
     }
     let why = deployment.rollback.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     let texts = vec![format!(

@@ -278,7 +278,7 @@ pub struct Change<'a> {
 /// What would become of a run that is open at the drain timeout.
 pub fn fate(change: &Change<'_>, run: &Run) -> Fate {
     match change.settings.strategy {
-        Strategy::Rolling | Strategy::Canary => Fate::Finishes,
+        Strategy::Rolling | Strategy::Canary | Strategy::Shadow => Fate::Finishes,
         Strategy::BlueGreen => match change.settings.migration {
             Migration::Never => {
                 Fate::Pinned { reason: "the deployment does not migrate runs".to_owned() }

@@ -309,6 +309,8 @@ pub enum RollbackReason {
         /// How many had not ended, or not begun.
         open: u64,
     },
+    /// The new revision has passed, and was not to become active.
+    OnlyTried {},
     /// No instance of the target pool is alive.
     PoolDead {
         /// The pool.
@@ -347,6 +349,7 @@ impl fmt::Display for RollbackReason {
             Self::ShadowTimedOut { open } => {
                 write!(f, "{open} runs of the shadow did not end in time")
             }
+            Self::OnlyTried {} => f.write_str("it was only to be tried, and has passed"),
             Self::PoolDead { pool } => write!(f, "no instance of the pool `{pool}` is alive"),
             Self::CanaryWorse { what } => write!(f, "the canary did worse: {what}"),
             Self::CanaryTimedOut { samples } => {
@@ -367,6 +370,8 @@ pub enum Verdict {
     Alerting,
     /// The old revision is active.
     RolledBack,
+    /// The old revision is active, as was meant, and the new one has passed.
+    Tried,
 }
 
 impl Verdict {
@@ -376,6 +381,7 @@ impl Verdict {
             Self::Good => "good",
             Self::Alerting => "alerting",
             Self::RolledBack => "rolled_back",
+            Self::Tried => "tried",
         }
     }
 }

@@ -114,13 +114,13 @@ impl Report {
         }
     }
 
-    /// Whether the new revision is active and nothing was lost.
+    /// Whether the new revision is active, or has passed where that was all, and nothing was lost.
     pub fn is_good(&self) -> bool {
-        let is_active = match self.verdict {
-            Some(Verdict::Good | Verdict::Alerting) => true,
+        let is_as_meant = match self.verdict {
+            Some(Verdict::Good | Verdict::Alerting | Verdict::Tried) => true,
             Some(Verdict::RolledBack) | None => false,
         };
-        is_active && self.conservation.as_ref().is_none_or(Conservation::holds)
+        is_as_meant && self.conservation.as_ref().is_none_or(Conservation::holds)
     }
 
     /// How it stands, in a line.
@@ -132,6 +132,9 @@ impl Report {
             }
             (Some(Verdict::RolledBack), Some(why)) => format!("ROLLED BACK: {why}"),
             (Some(Verdict::RolledBack), None) => "ROLLED BACK".to_owned(),
+            (Some(Verdict::Tried), _) => {
+                "OK: the new revision has passed, and was only tried".to_owned()
+            }
             (None, _) => format!("IN PROGRESS: {}", self.phase),
         };
         if let Some(conservation) = self.conservation.as_ref().filter(|sum| !sum.holds()) {

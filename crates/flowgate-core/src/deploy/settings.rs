@@ -99,11 +99,13 @@ pub enum Strategy {
     BlueGreen,
     /// A share of the starts goes to the new revision until enough of them decide.
     Canary,
+    /// The new revision is tried on the inputs of earlier runs, and does not become active.
+    Shadow,
 }
 
 impl Strategy {
     /// Every strategy.
-    pub const ALL: [Self; 3] = [Self::Rolling, Self::BlueGreen, Self::Canary];
+    pub const ALL: [Self; 4] = [Self::Rolling, Self::BlueGreen, Self::Canary, Self::Shadow];
 
     /// As it is written and shown.
     pub fn as_str(self) -> &'static str {
@@ -111,6 +113,7 @@ impl Strategy {
             Self::Rolling => "rolling",
             Self::BlueGreen => "blue-green",
             Self::Canary => "canary",
+            Self::Shadow => "shadow",
         }
     }
 }

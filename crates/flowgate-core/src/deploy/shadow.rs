@@ -364,7 +364,9 @@ fn compare_values(
         }
         let rest = |value: &Value| {
             let mut value = value.clone();
-            ignored.iter().for_each(|one| one.take_out(&path, &mut value));
+            for one in ignored {
+                one.take_out(&path, &mut value);
+            }
             value
         };
         match (wanted.get(name).map(rest), found.get(name).map(rest)) {

@@ -13,7 +13,7 @@ use flowgate_core::deploy::machine::{
 };
 use flowgate_core::deploy::plan::StepMap;
 use flowgate_core::deploy::shadow::{self, Original, Pair};
-use flowgate_core::deploy::{Deployment, Phase, ShadowResult, ShadowRules};
+use flowgate_core::deploy::{Deployment, Phase, ShadowResult, ShadowRules, SmokeResult};
 use flowgate_core::flow::Flow;
 use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{Revision, RunId};
@@ -73,7 +73,8 @@ impl Driver {
             let runs = self.shadow_runs(deployment, rules, &shadow.originals, memo).await?;
             return Ok(ShadowSeen { last: Vec::new(), runs });
         }
-        let has_passed = |seen: &SmokeSeen| seen.result.as_ref().is_some_and(|r| r.has_passed());
+        let has_passed =
+            |seen: &SmokeSeen| seen.result.as_ref().is_some_and(SmokeResult::has_passed);
         let tests = deployment.settings.smoke_tests.len();
         if smoke.len() < tests || !smoke.iter().all(has_passed) {
             return Ok(ShadowSeen::default());

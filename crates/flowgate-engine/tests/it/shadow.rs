@@ -13,8 +13,8 @@ use flowgate_core::ids::RunId;
 use flowgate_core::run::{RunStatus, SHADOW_TAG};
 use flowgate_engine::remote::RemoteClaim;
 use flowgate_engine::{
-    DeployRequest, Engine, EngineError, HandlerError, RetryOn, StartRequest, StepContext, Workers,
-    deployment_report, find_deployment,
+    DeadFilter, DeployRequest, Engine, EngineError, HandlerError, RetryOn, StartRequest,
+    StepContext, Workers, dead_letters, deployment_report, find_deployment,
 };
 use flowgate_store::{MemoryStore, RunQuery, RunRow, Store, whole_log};
 use parking_lot::Mutex;
@@ -46,7 +46,9 @@ struct Floor {
 impl Floor {
     fn workers(&self) -> Workers {
         let mut workers = Workers::new();
-        for name in ["price", "price-new", "price-dear", "price-slow", "charge", "ship"] {
+        for name in
+            ["price", "price-new", "price-dear", "price-slow", "price-broken", "charge", "ship"]
+        {
             let floor = self.clone();
             workers.register(name, move |input: Value, step: StepContext| {
                 let floor = floor.clone();
@@ -82,6 +84,7 @@ impl Floor {
                 let receipt: Option<String> = step.state_get("receipt").await?;
                 Ok(json!({ "with": input["paid"]["receipt"], "state": receipt }))
             }
+            "price-broken" => Err(HandlerError::fatal("no price")),
             pricer => {
                 let n = input["n"].as_u64().unwrap_or(0);
                 let sum = if pricer == "price-dear" { n * 3 } else { n * 2 };
@@ -249,6 +252,13 @@ async fn another_output_goes_back_unless_it_is_ignored(stores: Vec<Arc<dyn Store
     // One that differs is one too many, two may.
     let few = scene.ended(&scene.deploy(&dear, &rules("runs: 2, differ_max: 1")).await).await;
     assert_eq!(few.phase, Phase::RolledBack);
+    let broken =
+        scene.ended(&scene.deploy(&priced_by("price-broken"), &rules("runs: 1")).await).await;
+    let text = deployment_report(scene.store(), &broken).await.unwrap().to_text();
+    let wanted = "status: wanted completed, found failed: step `price`: no price";
+    assert!(text.contains(wanted), "{text}");
+    let (dead, _) = dead_letters(scene.store(), &DeadFilter::default(), None).await.unwrap();
+    assert!(dead.is_empty(), "nothing real has failed: {dead:?}");
     // An input that it does not take is a difference too.
     let picky = dear.replace("steps:", "input: {required: [tenant]}\nsteps:");
     let refused = scene.ended(&scene.deploy(&picky, &rules("runs: 2")).await).await;

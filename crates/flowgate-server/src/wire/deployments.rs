@@ -15,7 +15,7 @@ pub struct NewDeployment {
     /// The deploy file: how it is to be done; all defaults without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deploy: Option<String>,
-    /// The strategy, whatever the deploy file says: `rolling` or `blue-green`.
+    /// The strategy, whatever the deploy file says: `rolling`, `blue-green` or `shadow`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
     /// How long open runs may take to finish, whatever the deploy file says.
@@ -118,7 +118,7 @@ pub struct DeploymentItem {
     /// When it ended.
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
-    /// `good`, `alerting` or `rolled_back`, once it has ended.
+    /// `good`, `alerting`, `rolled_back` or `tried`, once it has ended.
     pub verdict: Option<String>,
     /// Why it was rolled back.
     pub rollback: Option<String>,

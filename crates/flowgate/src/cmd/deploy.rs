@@ -28,12 +28,15 @@ const PHASES: [&str; 6] = ["plan", "drain", "deploy", "verify", "resume", "audit
 A deployment makes another revision of a flow active without losing anything: `rolling` switches \
 at once and lets open runs finish where they are; `blue-green` holds what starts, lets open runs \
 finish, stops the rest where they are, tries the new revision with its smoke tests, and then lets \
-everything go on. The instance that leads drives it; if that dies, another goes on.
+everything go on. With --shadow the revision is first tried on the inputs of the last runs: steps \
+with `effect: true` are not executed, and an output that differs rolls it back; `deploy shadow` \
+does no more than that. The instance that leads drives it; if that dies, another goes on.
 
 Exit code 1: it was rolled back.
 
 Examples:
   flowgate deploy plan order.yaml --strategy blue-green
+  flowgate deploy shadow order.yaml --runs 50
   flowgate deploy start order.yaml --deploy deploy.yaml --note 'new tax rules'
   flowgate deploy status
   flowgate deploy rollback order
@@ -47,6 +50,8 @@ pub(crate) struct Args {
 enum Verb {
     /// Say what a deployment would do to each open run, and change nothing
     Plan(New),
+    /// Try a revision on the inputs of the last runs, compare, and change nothing
+    Shadow(Shadow),
     /// Deploy a revision, and watch it
     Start(Start),
     /// Show the deployments, or one
@@ -59,14 +64,14 @@ enum Verb {
     Report(ReportArgs),
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(super) struct New {
     /// The flow file of the new revision
     pub(super) file: PathBuf,
     /// The deploy file: strategy, timeouts, smoke tests [default: all defaults]
     #[arg(long, value_name = "FILE")]
     pub(super) deploy: Option<PathBuf>,
-    /// rolling or blue-green, whatever the deploy file says
+    /// rolling, blue-green or shadow, whatever the deploy file says
     #[arg(long)]
     pub(super) strategy: Option<String>,
     /// How long open runs may take to finish, whatever the deploy file says
@@ -91,6 +96,18 @@ pub(super) struct New {
     /// Let an older revision become active again
     #[arg(long)]
     pub(super) force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Shadow {
+    /// The flow file of the new revision
+    file: PathBuf,
+    /// The deploy file, for its smoke tests and its `shadow` [default: all defaults]
+    #[arg(long, value_name = "FILE")]
+    deploy: Option<PathBuf>,
+    /// How many of the last runs that completed, whatever the deploy file says
+    #[arg(long)]
+    runs: Option<u32>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -144,6 +161,11 @@ struct ReportArgs {
 pub(crate) async fn run(app: App, args: Args) -> Outcome {
     match args.verb {
         Verb::Plan(new) => plan(&app, new).await,
+        Verb::Shadow(Shadow { file, deploy, runs }) => {
+            let strategy = Some("shadow".to_owned());
+            let new = New { file, deploy, strategy, shadow: runs, ..New::default() };
+            start(&app, new, true).await
+        }
         Verb::Start(Start { new, no_wait }) => start(&app, new, !no_wait).await,
         Verb::Status(Which { flow: None, .. }) => list(&app).await,
         Verb::Status(Which { flow: Some(flow), deployment }) => {
@@ -295,14 +317,19 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
         if let Some(shadow) = &deployment.shadow {
             tell_shadow(app, shadow)?;
         }
-        if let Some(reason) = &deployment.rollback {
-            app.output.line(format_args!("rolled back: {reason}"))?;
+        match &deployment.rollback {
+            Some(reason) if deployment.verdict.as_deref() == Some("tried") => {
+                app.output.line(format_args!("nothing was changed: {reason}"))?;
+            }
+            Some(reason) => app.output.line(format_args!("rolled back: {reason}"))?,
+            None => {}
         }
         if deployment.ended_at.is_some() {
             app.output.note(format_args!("see `flowgate deploy report {}`", deployment.flow));
         }
     }
-    let is_rolled_back = deployment.phase == "rolled_back";
+    let is_tried = deployment.verdict.as_deref() == Some("tried");
+    let is_rolled_back = deployment.phase == "rolled_back" && !is_tried;
     Ok(if is_rolled_back { Exit::RunFailed } else { Exit::Done })
 }
 

@@ -49,6 +49,8 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(settings.shadow, None);
     let shadow = Settings::parse("shadow: {}").unwrap().shadow;
     assert_eq!(shadow, Some(ShadowRules::default()));
+    let tried = Settings::parse("strategy: shadow").unwrap();
+    assert_eq!(tried.shadow, Some(ShadowRules::default()));
     let strict = Settings::parse("strategy: blue-green\nmigrate: true").unwrap();
     assert_eq!(strict.migration, Migration::All);
 }

@@ -3,8 +3,8 @@
 //! Which runs those are is written down before the first is started, so whoever drives it next goes
 //! on with the same ones.
 
-use super::{Next, Seen, dead_pool, enter, roll_back, written};
-use crate::deploy::record::{Deployment, Phase, RollbackReason, SmokeResult};
+use super::{Next, Seen, dead_pool, passed, roll_back};
+use crate::deploy::record::{Deployment, RollbackReason, SmokeResult};
 use crate::deploy::settings::ShadowRules;
 use crate::deploy::shadow::{Shadow, ShadowResult};
 use crate::ids::RunId;
@@ -98,6 +98,6 @@ fn end(deployment: &Deployment, seen: &Seen, rules: &ShadowRules, shadow: Shadow
     let deployment = &Deployment { shadow: Some(shadow), ..deployment.clone() };
     match reason {
         Some(reason) => roll_back(deployment, seen, reason),
-        None => written(enter(deployment, Phase::Resume, seen)),
+        None => passed(deployment, seen),
     }
 }

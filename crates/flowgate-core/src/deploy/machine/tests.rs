@@ -10,7 +10,7 @@ use super::*;
 use crate::deploy::plan::Plan;
 use crate::deploy::record::{DeploymentId, Request, SmokeMismatch};
 use crate::deploy::settings::{Expectation, Settings, ShadowRules, SmokeTest};
-use crate::deploy::shadow::{NAMED_MAX, ShadowResult};
+use crate::deploy::shadow::{NAMED_MAX, Shadow, ShadowResult};
 use crate::flow::Span;
 
 fn from() -> Revision {
@@ -261,6 +261,22 @@ fn a_shadow_decides_by_how_many_differ() {
     // With nothing to compare with there is nothing against it.
     let empty = record(next(&shadowing(ShadowRules::default(), 0), &with_runs(6, Vec::new())));
     assert_eq!(empty.phase, Phase::Resume);
+}
+
+#[test]
+fn a_revision_that_is_only_tried_does_not_become_active() {
+    let settings = Settings { strategy: Strategy::Shadow, ..shadowed(ShadowRules::default()) };
+    assert_eq!(record(next(&begun(settings.clone()), &seen(5))).phase, Phase::Deploy);
+    let mut deployment = at_phase(settings, &TO_VERIFY);
+    deployment.shadow = Some(Shadow::of(vec![run(0)], Timestamp(5)));
+    let tried = record(next(&deployment, &with_runs(6, vec![compared(0, true)])));
+    assert_eq!(tried.rollback, Some(RollbackReason::OnlyTried {}));
+    let end = record(next(&tried, &seen(7)));
+    assert_eq!((end.phase, end.verdict), (Phase::RolledBack, Some(Verdict::Tried)));
+    assert!(end.alerts.is_empty());
+    let differs = record(next(&deployment, &with_runs(6, vec![compared(0, false)])));
+    let end = record(next(&differs, &seen(7)));
+    assert_eq!((end.phase, end.verdict), (Phase::RolledBack, Some(Verdict::RolledBack)));
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn write_page(page: &mut String, report: &Report) -> fmt::Result {
          <h1>Deployment of {flow}</h1>\n"
     )?;
     let class = match report.verdict {
-        Some(_) if report.is_good() && report.verdict == Some(Verdict::Good) => "good",
+        Some(Verdict::Good | Verdict::Tried) if report.is_good() => "good",
         Some(_) => "bad",
         None => "open",
     };

@@ -74,10 +74,10 @@ impl Story {
     }
 
     /// A step ends well, with an event and a result.
-    fn done(&mut self, step: &str, emit: Option<(&str, Value)>, result: Value) {
+    fn done(&mut self, step: &str, emit: Option<(&str, &Value)>, result: &Value) {
         let payload = |value: &Value| Payload::of(value).unwrap();
         let emits = emit.iter().map(|(event, data)| ((*event).into(), payload(data))).collect();
-        let result = (!result.is_null()).then(|| payload(&result));
+        let result = (!result.is_null()).then(|| payload(result));
         self.end(step, Outcome::Succeeded(Output { emits, state: Vec::new(), result }));
     }
 
@@ -104,11 +104,11 @@ impl Story {
 /// A run of the old revision that has completed.
 fn completed() -> Story {
     let mut story = Story::new(OLD, 1, None);
-    story.done("start", Some(("order.ready", json!({ "sum": 5, "at": 1 }))), json!(null));
-    story.done("pay", Some(("paid", json!({ "receipt": "r1" }))), json!({ "ok": true }));
+    story.done("start", Some(("order.ready", &json!({ "sum": 5, "at": 1 }))), &json!(null));
+    story.done("pay", Some(("paid", &json!({ "receipt": "r1" }))), &json!({ "ok": true }));
     let data = Payload::of(&json!({ "by": "ann" })).unwrap();
     story.report(&Report::Signal { signal: "ok".into(), data });
-    story.done("ship", Some(("shipped", json!({ "box": 3 }))), json!({ "box": 3 }));
+    story.done("ship", Some(("shipped", &json!({ "box": 3 }))), &json!({ "box": 3 }));
     assert_eq!(story.run.status, RunStatus::Completed);
     story
 }
@@ -128,13 +128,13 @@ fn differences(new: &Story, map: &StepMap, ignored: &[&str]) -> Vec<String> {
 }
 
 /// A shadow of the run that has completed, in which `start` and `ship` say this.
-fn shadow(text: &str, start: Value, ship: Value) -> (Story, StepMap) {
+fn shadow(text: &str, start: &Value, ship: &Value) -> (Story, StepMap) {
     let original = completed();
     let mut story = Story::new(text, 2, Some(original.run.run_id));
     let map = map(&story.flow, &[]);
-    story.done("start", Some(("order.ready", start)), json!(null));
+    story.done("start", Some(("order.ready", start)), &json!(null));
     story.stub(&map, &original.original());
-    story.done("ship", Some(("shipped", ship.clone())), ship);
+    story.done("ship", Some(("shipped", ship)), ship);
     story.stub(&map, &original.original());
     assert_eq!(story.run.status, RunStatus::Completed);
     (story, map)
@@ -144,7 +144,7 @@ fn shadow(text: &str, start: Value, ship: Value) -> (Story, StepMap) {
 fn an_effect_and_a_wait_end_as_they_did_and_nobody_can_claim_them() {
     let original = completed().original();
     let mut story = Story::new(OLD, 2, Some(original.run.run_id));
-    story.done("start", Some(("order.ready", json!({ "sum": 5, "at": 1 }))), json!(null));
+    story.done("start", Some(("order.ready", &json!({ "sum": 5, "at": 1 }))), &json!(null));
     assert_eq!((story.state("pay"), story.run.status), (StepState::Waiting, RunStatus::Waiting));
     let map = map(&story.flow, &[]);
     story.stub(&map, &original);
@@ -153,7 +153,7 @@ fn an_effect_and_a_wait_end_as_they_did_and_nobody_can_claim_them() {
         (StepState::Succeeded, StepState::Succeeded)
     );
     assert_eq!(story.state("ship"), StepState::Queued, "what has no effect is executed");
-    story.done("ship", Some(("shipped", json!({ "box": 3 }))), json!({ "box": 3 }));
+    story.done("ship", Some(("shipped", &json!({ "box": 3 }))), &json!({ "box": 3 }));
     assert_eq!(differences(&story, &map, &[]), Vec::<String>::new());
     let flow = story.flow.clone();
     assert_eq!(
@@ -164,7 +164,7 @@ fn an_effect_and_a_wait_end_as_they_did_and_nobody_can_claim_them() {
 
 #[test]
 fn a_difference_names_the_place_and_both_values() {
-    let (story, map) = shadow(OLD, json!({ "sum": 6, "at": 2 }), json!({ "box": 4 }));
+    let (story, map) = shadow(OLD, &json!({ "sum": 6, "at": 2 }), &json!({ "box": 4 }));
     assert_eq!(
         differences(&story, &map, &["result.ship"]),
         [
@@ -189,7 +189,7 @@ fn another_way_through_the_flow_is_a_difference() {
     let original = completed();
     let mut story = Story::new(&other, 2, Some(original.run.run_id));
     let map = map(&story.flow, &[]);
-    story.done("start", Some(("order.ready", json!({ "sum": 5, "at": 1 }))), json!(null));
+    story.done("start", Some(("order.ready", &json!({ "sum": 5, "at": 1 }))), &json!(null));
     assert_eq!(story.run.status, RunStatus::Completed);
     assert_eq!(
         differences(&story, &map, &["steps.ship", "steps.wait"]),
@@ -209,7 +209,7 @@ fn an_effect_that_only_one_revision_has_is_a_difference() {
     let added = format!(
         "{OLD}  post: {{subscribes: [shipped], run: {{worker: w}}, effect: true, emits: [sent]}}\n"
     );
-    let (story, map) = shadow(&added, json!({ "sum": 5, "at": 1 }), json!({ "box": 3 }));
+    let (story, map) = shadow(&added, &json!({ "sum": 5, "at": 1 }), &json!({ "box": 3 }));
     assert_eq!(story.state("post"), StepState::Succeeded, "without its events");
     let found = ["steps.post: wanted no such step, found succeeded"];
     assert_eq!(differences(&story, &map, &[]), found);
@@ -229,9 +229,9 @@ fn a_step_with_another_name_ends_as_the_one_that_it_stands_for() {
     let original = completed().original();
     let mut story = Story::new(&renamed, 2, Some(original.run.run_id));
     let map = map(&story.flow, &[("pay", "charge"), ("ship", "send")]);
-    story.done("start", Some(("order.ready", json!({ "sum": 5, "at": 1 }))), json!(null));
+    story.done("start", Some(("order.ready", &json!({ "sum": 5, "at": 1 }))), &json!(null));
     story.stub(&map, &original);
-    story.done("send", Some(("shipped", json!({ "box": 3 }))), json!({ "box": 3 }));
+    story.done("send", Some(("shipped", &json!({ "box": 3 }))), &json!({ "box": 3 }));
     assert_eq!(differences(&story, &map, &[]), Vec::<String>::new());
 }
 
@@ -243,7 +243,7 @@ fn what_the_original_did_not_come_to_ends_without_events() {
     let mut story = Story::new(&timed, 2, Some(original.run.run_id));
     let map = map(&story.flow, &[]);
     // It refuses where the original paid, and mails where that did not.
-    story.done("start", Some(("order.ready", json!({ "sum": 5, "at": 1 }))), json!(null));
+    story.done("start", Some(("order.ready", &json!({ "sum": 5, "at": 1 }))), &json!(null));
     let nap = story.flow.step_index("nap").unwrap();
     let Stub::Succeeded(output) = stub(&story.flow, &map, nap, &original) else {
         panic!("it fails")
@@ -267,7 +267,7 @@ steps:
     let mut story = Story::new(text, 1, None);
     let error = StepError { kind: ErrorKind::Failed, message: "no funds".into() };
     story.end("pay", Outcome::Failed { error: error.clone(), retry_after: None });
-    story.done("mail", None, json!(null));
+    story.done("mail", None, &json!(null));
     let original = story.original();
     let mut shadow = Story::new(text, 2, Some(original.run.run_id));
     let map = StepMap::new((&story.flow, &shadow.flow), &BTreeMap::new()).unwrap();
@@ -300,7 +300,7 @@ fn a_run_is_compared_with_if_its_log_says_all_of_it() {
 #[test]
 fn a_shadow_run_is_not_tried_again_and_needs_no_repair() {
     let mut story = Story::new(OLD, 2, Some(RunId(Uuid::from_u128(1))));
-    story.done("start", Some(("order.ready", json!(1))), json!(null));
+    story.done("start", Some(("order.ready", &json!(1))), &json!(null));
     let version = story.run.version;
     let repair = Report::Reconcile { version, jobs: Vec::new() };
     let nothing = decide::decide(&story.flow, &story.run, &repair, CommitId(Uuid::nil()));

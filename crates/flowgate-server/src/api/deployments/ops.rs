@@ -156,8 +156,11 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
         settings.strategy = found.ok_or_else(|| {
             ApiError::invalid("deploy_invalid", format!("there is no strategy `{name}`"))
                 .path("strategy")
-                .help("use `rolling` or `blue-green`")
+                .help("use `rolling`, `blue-green` or `shadow`")
         })?;
+        if settings.strategy == Strategy::Shadow {
+            settings.shadow.get_or_insert_default();
+        }
     }
     if new.pool.is_some() {
         settings.pool.clone_from(&new.pool);
