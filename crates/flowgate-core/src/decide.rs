@@ -21,6 +21,7 @@ mod hold;
 mod migrate;
 mod output;
 mod retry_run;
+mod shadow;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -29,6 +30,7 @@ mod world;
 pub use hold::release;
 pub use migrate::{MovedJob, Renames, Unmappable, checkpoint, migrate, place};
 pub use retry_run::{RetryAs, retry};
+pub use shadow::{Stub, stub, unstubbed};
 
 /// Something that happened to a run.
 #[derive(Clone, Debug)]
@@ -201,6 +203,9 @@ pub enum Rejection {
     /// The run is as it should be.
     #[error("there is nothing to do")]
     NothingToDo,
+    /// The run tried a revision on the input of another one.
+    #[error("a shadow run is not tried again: try the run that it stands for")]
+    RunShadow,
     /// Everything succeeded, or was never asked for: there is nothing to do again.
     #[error("there is nothing to do again; name the step to start from")]
     NothingToRetry,
@@ -458,7 +463,19 @@ impl<'a> Draft<'a> {
     }
 
     fn succeed(&mut self, attempt: &Attempt, output: &Output, elapsed_us: u64) {
-        let index = attempt.job_id.step;
+        self.jobs.push(JobChange::Remove(attempt.job_id));
+        let lease = Some(attempt.stamp.clone());
+        self.hand_over(attempt.job_id.step, lease, output, elapsed_us);
+    }
+
+    /// The step ended well, and left this: whoever subscribes to any of it starts.
+    fn hand_over(
+        &mut self,
+        index: StepIndex,
+        lease: Option<LeaseStamp>,
+        output: &Output,
+        elapsed_us: u64,
+    ) {
         let mut filled = Vec::new();
         for (key, value) in &output.state {
             let (step, key) = (self.name(index), Arc::clone(key));
@@ -467,8 +484,6 @@ impl<'a> Draft<'a> {
         for (event, data) in &output.emits {
             filled.extend(self.emit(index, event, data));
         }
-        self.jobs.push(JobChange::Remove(attempt.job_id));
-        let lease = Some(attempt.stamp.clone());
         self.complete(index, lease, elapsed_us, output.result.clone());
         for slot in filled {
             self.start_subscribers(Some(slot));
@@ -546,6 +561,10 @@ impl<'a> Draft<'a> {
     fn open_step(&mut self, index: StepIndex, inputs: Vec<u64>, due: Due) {
         let flow = self.flow;
         let step = self.name(index);
+        if self.is_stubbed(index) {
+            self.push(Event::StepWaiting { step, inputs });
+            return;
+        }
         match &flow.step(index).action {
             Action::Nothing => {
                 self.push(Event::StepQueued { step, inputs });
@@ -701,6 +720,9 @@ impl<'a> Draft<'a> {
 
     /// The job that a step in its state has, as if it were opened now.
     fn job_of(&self, index: StepIndex) -> Option<(JobKind, Due)> {
+        if self.is_stubbed(index) {
+            return None;
+        }
         match self.run.step(index).state {
             StepState::Queued | StepState::Running => Some((JobKind::Execute, Due::Now)),
             StepState::Waiting => match &self.flow.step(index).action {

@@ -29,10 +29,13 @@ pub mod plan;
 mod record;
 pub mod report;
 mod settings;
+pub mod shadow;
 pub mod smoke;
 
 pub use figures::{Delta, EndedRun, Figures};
-pub use file::{AlertsFile, CanaryFile, DeployFile, ExpectFile, SmokeTestFile, WantedFile};
+pub use file::{
+    AlertsFile, CanaryFile, DeployFile, ExpectFile, ShadowFile, SmokeTestFile, WantedFile,
+};
 pub use machine::{Next, Seen, next};
 pub use plan::{Fate, Plan, Refusal, plan};
 pub use record::{
@@ -41,6 +44,7 @@ pub use record::{
 };
 pub use report::{Conservation, Report};
 pub use settings::{
-    Alerts, Canary, Expectation, ExpectedStatus, Migration, ReplayRate, Settings, Share,
-    ShareError, SmokeTest, Strategy, Wanted,
+    Alerts, Canary, Expectation, ExpectedStatus, Ignored, IgnoredError, Migration, ReplayRate,
+    Settings, ShadowRules, Share, ShareError, SmokeTest, Strategy, Wanted,
 };
+pub use shadow::{Shadow, ShadowPlan, ShadowResult};

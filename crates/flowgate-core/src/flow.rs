@@ -180,6 +180,10 @@ pub struct StepFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub rate: Option<RateFile>,
+    /// Whether the step changes something outside, such as a payment or a mail. Where a revision is
+    /// tried on the inputs of earlier runs, such a step is not executed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub effect: bool,
 }
 
 /// What a step subscribes to.
@@ -435,6 +439,16 @@ pub struct Step {
     pub priority: u8,
     /// What its jobs need a permit of before they run, in the order in which they ask.
     pub limits: Vec<StepLimit>,
+    /// Whether it changes something outside.
+    pub is_effect: bool,
+}
+
+impl Step {
+    /// Whether a shadow run does not do it, but takes over what it left in the original run: it
+    /// changes something outside, or waits for something that comes from there.
+    pub fn is_stubbed(&self) -> bool {
+        self.is_effect || matches!(self.action, Action::Wait(_))
+    }
 }
 
 /// What a step starts on.

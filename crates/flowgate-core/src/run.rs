@@ -13,6 +13,11 @@ use crate::flow::{Action, Flow, Wait};
 use crate::ids::{Revision, RunId, SlotIndex, StepIndex};
 use crate::payload::Payload;
 
+/// The tag of a run that tries a revision on the input of another run; its value is that run.
+pub const SHADOW_TAG: &str = "flowgate.shadow";
+/// How the names of tags begin that only flowgate itself gives a run.
+pub const OWN_TAGS: &str = "flowgate.";
+
 /// Where a run stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
@@ -480,6 +485,12 @@ impl Run {
             matches!(self.steps[index.at()].state, StepState::Pending | StepState::Waiting)
         };
         flow.step_indexes().filter(may_take).filter(|index| meets(index)).collect()
+    }
+
+    /// Whether it tries a revision on the input of another run, so that steps which change something
+    /// outside are not executed.
+    pub fn is_shadow(&self) -> bool {
+        self.tags.contains_key(SHADOW_TAG)
     }
 
     /// The state of the step at `index`.

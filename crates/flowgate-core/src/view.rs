@@ -15,7 +15,7 @@ use crate::flow::{Action, Flow, Needs, Step, Wait};
 use crate::gate::Gate;
 use crate::ids::{InstanceId, JobId, SlotIndex, StepIndex};
 use crate::payload::Payload;
-use crate::run::{Run, RunStatus, StepState};
+use crate::run::{Run, RunStatus, SHADOW_TAG, StepState};
 use crate::time::Timestamp;
 
 mod gist;
@@ -285,6 +285,9 @@ fn open_step(flow: &Flow, standing: &Standing<'_>, index: StepIndex, now: Timest
     let step = flow.step(index);
     let job = standing.jobs.iter().find(|job| job.step == index);
     let cause = match (&step.action, job) {
+        _ if step.is_stubbed() && standing.run.is_shadow() => Cause::Stubbed {
+            original: standing.run.tags.get(SHADOW_TAG).cloned().unwrap_or_default(),
+        },
         (Action::Wait(wait), job) => waiting(wait, job),
         (_, Some(job)) => queued_or_leased(flow, standing, job, now),
         (_, None) => Cause::Unknown {},

@@ -20,6 +20,8 @@ use flowgate_store::control::{Expect, RecordWrite, RecordsOutcome};
 use flowgate_store::{RunCursor, RunQuery, RunRow, Store, StoreError};
 use serde::{Deserialize, Serialize};
 
+use crate::deploys::is_probe;
+
 /// The kind of the records.
 const KIND: &str = "dead";
 /// How much longer than its run a fate is kept.
@@ -111,8 +113,8 @@ impl DeadFilter {
     }
 }
 
-/// One page of failed runs that match, the latest first, without those that have a fate; where
-/// the next page begins.
+/// One page of failed runs that match, the latest first, without those that have a fate and those
+/// with which a deployment tried a revision; where the next page begins.
 pub async fn dead_letters(
     store: &dyn Store,
     filter: &DeadFilter,
@@ -133,7 +135,7 @@ pub async fn dead_letters(
     let keys: Vec<Arc<str>> = rows.iter().map(|row| row.run.run_id.to_string().into()).collect();
     let fates = store.read_records(KIND, &keys).await?;
     let letters = (rows.into_iter().zip(fates))
-        .filter(|(_, fate)| fate.is_none())
+        .filter(|(row, fate)| fate.is_none() && !is_probe(&row.run))
         .map(|(row, _)| DeadLetter { reason: reason_of(&row), row })
         .filter(|letter| filter.takes(&letter.reason));
     Ok((letters.collect(), next))

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use flowgate_core::deploy::plan::{Change, OpenRun, Standing, StepMap, admit};
 use flowgate_core::deploy::{
-    Deployment, DeploymentId, Phase, Plan, Refusal, Report, Request, Settings, Strategy, plan,
+    Deployment, DeploymentId, Phase, Plan, Refusal, Report, Request, Settings, ShadowPlan,
+    Strategy, plan,
 };
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{Revision, RunId};
@@ -32,6 +33,7 @@ mod conservation;
 mod driver;
 mod look;
 pub(crate) mod refused;
+mod shadow;
 
 pub(crate) use driver::drive;
 
@@ -45,7 +47,7 @@ const ASK: &str = "deploy_ask";
 /// Runs that were stopped where they are, by flow, deployment and run.
 const CHECKPOINT: &str = "deploy_checkpoint";
 
-/// The tag of the runs of smoke tests; its value is the deployment.
+/// The tag of the runs of smoke tests and of shadows; its value is the deployment.
 pub(crate) const PROBE_TAG: &str = "flowgate.probe";
 
 /// A deployment that somebody wants.
@@ -200,6 +202,13 @@ impl Engine {
         let runs: Vec<OpenRun<'_>> =
             runs.iter().map(|row| OpenRun { run: &row.run, ends_by: None }).collect();
         let mut plan = plan(&change, &runs, store.now().await?).map_err(EngineError::Deploy)?;
+        if let Some(rules) = &settings.shadow {
+            let found = shadow::candidates(store, name, &from).await?.len();
+            let runs = u64::try_from(found).unwrap_or(u64::MAX).min(rules.runs.into());
+            let planned = ShadowPlan::of(&request.flow, runs);
+            plan.warnings.extend(planned.warnings((&old, &request.flow), &map));
+            plan.shadow = Some(planned);
+        }
         if let Some(pool) = &settings.pool
             && !look::is_pool_alive(store, pool).await?
         {
@@ -335,7 +344,7 @@ fn key_of(flow: &str, id: &DeploymentId) -> Arc<str> {
     format!("{flow}/{id}").into()
 }
 
-/// Whether a run is one of a smoke test.
+/// Whether a run is one of a smoke test or of a shadow.
 pub(crate) fn is_probe(run: &Run) -> bool {
     run.tags.contains_key(PROBE_TAG)
 }

@@ -9,6 +9,7 @@ use flowgate_core::flow::{Action, Flow, Span};
 use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::RunId;
 use flowgate_core::limits;
+use flowgate_core::run::OWN_TAGS;
 
 use crate::error::EngineError;
 use crate::run_ids::RunIds;
@@ -82,6 +83,11 @@ fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Sta
     if !tags.iter().all(|(name, value)| !name.is_empty() && is_short(name) && is_short(value)) {
         let max = limits::NAME_BYTES_MAX;
         return Err(EngineError::Invalid(format!("a tag and its value have at most {max} bytes")));
+    }
+    if let Some(name) = tags.keys().find(|name| name.starts_with(OWN_TAGS)) {
+        return Err(EngineError::Invalid(format!(
+            "the tag `{name}` is flowgate's own; use a name that does not begin with `{OWN_TAGS}`"
+        )));
     }
     let run_id = match (&key, run_id) {
         (Some(key), None) => RunId::derived(&flow.name, key),

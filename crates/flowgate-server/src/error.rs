@@ -211,6 +211,7 @@ fn rejected(rejection: &Rejection) -> ApiError {
         Rejection::SignalsFull => ApiError::conflict("signals_full", message),
         Rejection::NothingToRetry => ApiError::conflict("nothing_to_retry", message)
             .help("name the step to do again with `from`"),
+        Rejection::RunShadow => ApiError::conflict("run_shadow", message),
         Rejection::StepNotOpen(_) => ApiError::conflict("fenced", message),
         Rejection::OutputInvalid(_) => ApiError::invalid("output_invalid", message),
         Rejection::NothingToDo => ApiError::conflict("nothing_to_do", message),

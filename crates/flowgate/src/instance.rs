@@ -395,6 +395,7 @@ fn rejected(rejection: &Rejection) -> Failure {
         Rejection::NothingToRetry => Failure::refused("nothing_to_retry", message)
             .help("do a step again with `flowgate runs retry RUN --from STEP`"),
         Rejection::RunHeld => Failure::refused("run_held", message).help("see `flowgate why RUN`"),
+        Rejection::RunShadow => Failure::refused("run_shadow", message),
         Rejection::StepNotOpen(_)
         | Rejection::RunNotHeld(_)
         | Rejection::OutputInvalid(_)

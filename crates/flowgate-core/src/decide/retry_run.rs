@@ -46,6 +46,9 @@ pub fn retry(
     if !old.status.is_terminal() {
         return Err(Rejection::RunOpen(old.status));
     }
+    if old.is_shadow() {
+        return Err(Rejection::RunShadow);
+    }
     let again = steps_to_do_again((pinned, flow), old, from);
     if again.iter().all(|again| !again) {
         return Err(Rejection::NothingToRetry);

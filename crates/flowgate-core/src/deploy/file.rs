@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::settings::{
-    Alerts, Canary, Expectation, ExpectedStatus, Migration, ReplayRate, Settings, Share, SmokeTest,
-    Strategy, Wanted,
+    Alerts, Canary, Expectation, ExpectedStatus, Ignored, Migration, ReplayRate, Settings,
+    ShadowRules, Share, SmokeTest, Strategy, Wanted,
 };
 use crate::flow::{Flow, FlowErrors, Path, Problem, Span, Words, notation, placed, read};
 
@@ -122,6 +122,13 @@ pub struct DeployFile {
     /// Runs that the new revision must pass before it becomes active.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub smoke_tests: Vec<SmokeTestFile>,
+    /// The new revision on the inputs of earlier runs, before it becomes active; none if absent.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub shadow: Option<ShadowFile>,
     /// When a canary is promoted.
     #[serde(
         default,
@@ -199,6 +206,39 @@ pub struct WantedFile {
         skip_serializing_if = "Option::is_none"
     )]
     pub schema: Option<Value>,
+}
+
+/// The new revision on the inputs of earlier runs, as it is written.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a shadow: a mapping such as `{runs: 20, ignore: [emits.order.done/at]}`, or `{}`"
+)]
+pub struct ShadowFile {
+    /// How many of the last runs that completed; 20 if absent.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub runs: Option<u32>,
+    /// What may differ, such as `emits.order.done/at`, `result.ship` and `steps.notify`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ignore: Vec<Ignored>,
+    /// How many of the runs may differ; none if absent.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub differ_max: Option<u32>,
+    /// How long they may take together; 1 m if absent.
+    #[serde(
+        default,
+        deserialize_with = "notation::present",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub timeout: Option<Span>,
 }
 
 /// When a canary is promoted, as it is written.
@@ -301,8 +341,10 @@ impl DeployFile {
 
     fn filled_in(self) -> Settings {
         let default = Settings::default();
+        let strategy = self.strategy.unwrap_or_default();
+        let is_shadow = strategy == Strategy::Shadow;
         Settings {
-            strategy: self.strategy.unwrap_or_default(),
+            strategy,
             pool: self.pool,
             drain_timeout: self.drain_timeout.unwrap_or(default.drain_timeout),
             verify_timeout: self.verify_timeout.unwrap_or(default.verify_timeout),
@@ -319,6 +361,7 @@ impl DeployFile {
             },
             steps: self.steps,
             smoke_tests: self.smoke_tests.into_iter().map(SmokeTestFile::filled_in).collect(),
+            shadow: self.shadow.or(is_shadow.then(ShadowFile::default)).map(ShadowFile::filled_in),
             canary: self.canary.unwrap_or_default().filled_in(),
             alerts: self.alerts.unwrap_or_default().filled_in(),
         }
@@ -364,6 +407,18 @@ impl WantedFile {
     }
 }
 
+impl ShadowFile {
+    fn filled_in(self) -> ShadowRules {
+        let default = ShadowRules::default();
+        ShadowRules {
+            runs: self.runs.unwrap_or(default.runs),
+            ignore: self.ignore,
+            differ_max: self.differ_max.unwrap_or(default.differ_max),
+            timeout: self.timeout.unwrap_or(default.timeout),
+        }
+    }
+}
+
 impl CanaryFile {
     fn filled_in(self) -> Canary {
         let default = Canary::default();
@@ -404,6 +459,8 @@ fn belongs(keys: &[&str]) -> Option<&'static str> {
         ["smoke_tests", _, "expect", _, _] => {
             Some("write `{equals: VALUE}` or `{schema: {type: object}}`")
         }
+        ["shadow"] => Some("write a mapping such as `{runs: 20, ignore: [emits.order.done/at]}`"),
+        ["shadow", "ignore"] => Some("write a list of paths, such as `[emits.order.done/at]`"),
         ["canary"] => Some("write a mapping such as `{share: 5%, samples_min: 50}`"),
         ["alerts"] => Some("write a mapping such as `{error_rate_max: 0.05, latency_p99_max: 2s}`"),
         _ => None,

@@ -17,10 +17,13 @@ use crate::ids::{Revision, RunId};
 use crate::time::Timestamp;
 
 mod canary;
+mod shadow;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod world;
+
+pub use shadow::{SHADOW_OPEN_MAX, ShadowRunSeen, ShadowSeen, ShadowStage};
 
 /// Runs that are checkpointed in one go.
 pub const CHECKPOINT_BATCH_MAX: usize = 100;
@@ -55,6 +58,8 @@ pub struct Seen {
     pub last_replay: Option<Replayed>,
     /// The smoke tests that were started.
     pub smoke: Vec<SmokeSeen>,
+    /// The runs of the shadow.
+    pub shadow: ShadowSeen,
     /// How the two revisions did since the canary began.
     pub canary: Option<CanarySeen>,
     /// How the flow did before, once it was asked for.
@@ -149,6 +154,16 @@ pub enum Next {
     StartSmoke {
         /// The names.
         tests: Vec<String>,
+    },
+    /// Start the new revision on the inputs of these runs, unless it was.
+    StartShadow {
+        /// The runs.
+        originals: Vec<RunId>,
+    },
+    /// End the steps that wait for it in the shadows of these runs, as they ended there.
+    StubShadow {
+        /// The runs.
+        originals: Vec<RunId>,
     },
     /// Make this revision active, for all starts.
     Activate {
@@ -246,7 +261,9 @@ fn plan(deployment: &Deployment, seen: &Seen) -> Next {
     }
     let Some(before) = &seen.before else { return Next::Measure(Moment::Before) };
     let mut record = match deployment.settings.strategy {
-        Strategy::Rolling | Strategy::Canary => enter(deployment, Phase::Deploy, seen),
+        Strategy::Rolling | Strategy::Canary | Strategy::Shadow => {
+            enter(deployment, Phase::Deploy, seen)
+        }
         Strategy::BlueGreen => {
             let mut record = enter(deployment, Phase::Drain, seen);
             record.gate_generation = Some(seen.gate.generation + 1);
@@ -294,12 +311,17 @@ fn deploy(deployment: &Deployment, seen: &Seen) -> Next {
         return Next::Register;
     }
     let settings = &deployment.settings;
-    let is_bare = settings.strategy == Strategy::Rolling && settings.smoke_tests.is_empty();
+    let has_checks = !settings.smoke_tests.is_empty() || settings.shadow.is_some();
+    let is_bare = settings.strategy == Strategy::Rolling && !has_checks;
     let phase = if is_bare { Phase::Resume } else { Phase::Verify };
     written(enter(deployment, phase, seen))
 }
 
 fn verify(deployment: &Deployment, seen: &Seen) -> Next {
+    if let (Some(rules), Some(shadow)) = (&deployment.settings.shadow, &deployment.shadow) {
+        // It begins when the smoke tests have passed.
+        return shadow::go_on(deployment, seen, rules, shadow);
+    }
     let tests: Vec<&String> =
         deployment.settings.smoke_tests.iter().map(|test| &test.name).collect();
     let find = |name: &String| seen.smoke.iter().find(|smoke| smoke.name == *name);
@@ -322,9 +344,10 @@ fn verify(deployment: &Deployment, seen: &Seen) -> Next {
         if let Some(dead) = dead_pool(deployment, seen) {
             return roll_back(deployment, seen, dead);
         }
-        let mut record = enter(deployment, Phase::Resume, seen);
-        record.smoke = results;
-        return written(record);
+        if deployment.settings.shadow.is_some() {
+            return written(shadow::begun(deployment, seen, results));
+        }
+        return passed(&Deployment { smoke: results, ..deployment.clone() }, seen);
     }
     let deadline = deployment.phase_at().plus(deployment.settings.verify_timeout.0);
     if deadline <= seen.now {
@@ -338,6 +361,16 @@ fn verify(deployment: &Deployment, seen: &Seen) -> Next {
         Next::Wait { until: deadline }
     } else {
         Next::StartSmoke { tests: missing }
+    }
+}
+
+/// The new revision has passed all that it was tried with.
+fn passed(deployment: &Deployment, seen: &Seen) -> Next {
+    match deployment.settings.strategy {
+        Strategy::Rolling | Strategy::BlueGreen | Strategy::Canary => {
+            written(enter(deployment, Phase::Resume, seen))
+        }
+        Strategy::Shadow => roll_back(deployment, seen, RollbackReason::OnlyTried {}),
     }
 }
 
@@ -415,6 +448,11 @@ fn audit(deployment: &Deployment, seen: &Seen) -> Next {
 fn rolling_back(deployment: &Deployment, seen: &Seen) -> Next {
     if let Some(next) = go_on(deployment, seen, &deployment.from) {
         return next;
+    }
+    if deployment.rollback == Some(RollbackReason::OnlyTried {}) {
+        let mut record = enter(deployment, Phase::RolledBack, seen);
+        record.verdict = Some(Verdict::Tried);
+        return written(record);
     }
     let why = deployment.rollback.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     let texts = vec![format!(

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::DeploymentId;
 use super::settings::{Migration, Settings, Strategy};
+use super::shadow::ShadowPlan;
 use crate::flow::{Flow, nearest};
 use crate::ids::{Revision, RunId, StepIndex};
 use crate::run::Run;
@@ -47,6 +48,9 @@ pub struct Plan {
     /// The first of them, each with its fate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub runs: Vec<PlannedRun>,
+    /// What a shadow would do, if there is to be one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowPlan>,
     /// What somebody should know before they go on.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -220,6 +224,11 @@ impl StepMap {
         self.names.get(step)
     }
 
+    /// The step of the old revision that `step` of the new one stands for.
+    pub fn origin(&self, step: &str) -> Option<&Arc<str>> {
+        self.pairs().find(|(_, new)| ***new == *step).map(|(old, _)| old)
+    }
+
     /// For each step of the old revision the name of the one that stands for it; an empty name where
     /// none does.
     pub fn renames(&self, old: &Flow) -> BTreeMap<Arc<str>, Arc<str>> {
@@ -269,7 +278,7 @@ pub struct Change<'a> {
 /// What would become of a run that is open at the drain timeout.
 pub fn fate(change: &Change<'_>, run: &Run) -> Fate {
     match change.settings.strategy {
-        Strategy::Rolling | Strategy::Canary => Fate::Finishes,
+        Strategy::Rolling | Strategy::Canary | Strategy::Shadow => Fate::Finishes,
         Strategy::BlueGreen => match change.settings.migration {
             Migration::Never => {
                 Fate::Pinned { reason: "the deployment does not migrate runs".to_owned() }

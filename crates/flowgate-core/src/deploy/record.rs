@@ -9,6 +9,7 @@ use super::figures::Figures;
 use super::plan::Plan;
 use super::report::Conservation;
 use super::settings::Settings;
+use super::shadow::Shadow;
 use crate::ids::{InstanceId, Revision, RunId};
 use crate::time::Timestamp;
 
@@ -77,6 +78,9 @@ pub struct Deployment {
     /// How the smoke tests ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub smoke: Vec<SmokeResult>,
+    /// How the new revision did on the inputs of earlier runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// Why it was rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollback: Option<RollbackReason>,
@@ -295,6 +299,22 @@ pub enum RollbackReason {
         /// Their names.
         tests: Vec<String>,
     },
+    /// On the inputs of earlier runs the new revision did something else.
+    ShadowDiffers {
+        /// How many were compared.
+        compared: u64,
+        /// How many of them differ.
+        differing: u64,
+        /// How many may.
+        differ_max: u32,
+    },
+    /// Not all of the shadow's runs ended in time.
+    ShadowTimedOut {
+        /// How many had not ended, or not begun.
+        open: u64,
+    },
+    /// The new revision has passed, and was not to become active.
+    OnlyTried {},
     /// No instance of the target pool is alive.
     PoolDead {
         /// The pool.
@@ -326,6 +346,14 @@ impl fmt::Display for RollbackReason {
             Self::VerifyTimedOut { tests } => {
                 write!(f, "smoke tests did not end in time: {}", tests.join(", "))
             }
+            Self::ShadowDiffers { compared, differing, differ_max } => {
+                write!(f, "{differing} of {compared} runs of the shadow differ")?;
+                if *differ_max > 0 { write!(f, ", and {differ_max} may") } else { Ok(()) }
+            }
+            Self::ShadowTimedOut { open } => {
+                write!(f, "{open} runs of the shadow did not end in time")
+            }
+            Self::OnlyTried {} => f.write_str("it was only to be tried, and has passed"),
             Self::PoolDead { pool } => write!(f, "no instance of the pool `{pool}` is alive"),
             Self::CanaryWorse { what } => write!(f, "the canary did worse: {what}"),
             Self::CanaryTimedOut { samples } => {
@@ -346,6 +374,8 @@ pub enum Verdict {
     Alerting,
     /// The old revision is active.
     RolledBack,
+    /// The old revision is active, as was meant, and the new one has passed.
+    Tried,
 }
 
 impl Verdict {
@@ -355,6 +385,7 @@ impl Verdict {
             Self::Good => "good",
             Self::Alerting => "alerting",
             Self::RolledBack => "rolled_back",
+            Self::Tried => "tried",
         }
     }
 }
@@ -382,6 +413,7 @@ impl Deployment {
             counts: Counts::default(),
             plan: request.plan,
             smoke: Vec::new(),
+            shadow: None,
             rollback: None,
             before: None,
             after: None,

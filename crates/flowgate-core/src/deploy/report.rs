@@ -9,6 +9,7 @@ use super::record::{
     Counts, Deployment, DeploymentId, FORMAT, Phase, PhaseTime, SmokeResult, Verdict,
 };
 use super::settings::Strategy;
+use super::shadow::Shadow;
 use crate::ids::{Revision, RunId};
 use crate::run::RunStatus;
 use crate::time::Timestamp;
@@ -78,6 +79,9 @@ pub struct Report {
     /// How the smoke tests ended.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub smoke: Vec<SmokeResult>,
+    /// How the new revision did on the inputs of earlier runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<Shadow>,
     /// What somebody was told of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alerts: Vec<String>,
@@ -114,17 +118,18 @@ impl Report {
             conservation,
             counted_at,
             smoke: deployment.smoke.clone(),
+            shadow: deployment.shadow.clone(),
             alerts: deployment.alerts.clone(),
         }
     }
 
-    /// Whether the new revision is active and nothing was lost.
+    /// Whether the new revision is active, or has passed where that was all, and nothing was lost.
     pub fn is_good(&self) -> bool {
-        let is_active = match self.verdict {
-            Some(Verdict::Good | Verdict::Alerting) => true,
+        let is_as_meant = match self.verdict {
+            Some(Verdict::Good | Verdict::Alerting | Verdict::Tried) => true,
             Some(Verdict::RolledBack) | None => false,
         };
-        is_active && self.conservation.as_ref().is_none_or(Conservation::holds)
+        is_as_meant && self.conservation.as_ref().is_none_or(Conservation::holds)
     }
 
     /// How it stands, in a line.
@@ -136,6 +141,9 @@ impl Report {
             }
             (Some(Verdict::RolledBack), Some(why)) => format!("ROLLED BACK: {why}"),
             (Some(Verdict::RolledBack), None) => "ROLLED BACK".to_owned(),
+            (Some(Verdict::Tried), _) => {
+                "OK: the new revision has passed, and was only tried".to_owned()
+            }
             (None, _) => format!("IN PROGRESS: {}", self.phase),
         };
         if let Some(conservation) = self.conservation.as_ref().filter(|sum| !sum.holds()) {
@@ -280,6 +288,19 @@ impl Conservation {
             .collect();
         if parts.is_empty() { "the sum does not hold".to_owned() } else { parts.join(", ") }
     }
+}
+
+/// What came of a shadow, in a line.
+fn shadow_line(shadow: &Shadow) -> String {
+    let Shadow { compared, differing, originals, .. } = shadow;
+    let all = originals.len();
+    format!("shadow: {compared} of {all} runs compared, {differing} differ")
+}
+
+/// How many differ besides those that are named.
+fn unnamed(shadow: &Shadow) -> u64 {
+    let named = u64::try_from(shadow.differences.len()).unwrap_or(u64::MAX);
+    shadow.differing.saturating_sub(named)
 }
 
 /// A row of figures: what, before, after, and the difference.

@@ -18,6 +18,10 @@ use sha2::{Digest, Sha256};
 use crate::flow::Span;
 use crate::ids::RunId;
 
+mod shadow;
+
+pub use shadow::{Ignored, IgnoredError, ShadowRules};
+
 /// How a deployment is done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -51,6 +55,9 @@ pub struct Settings {
     /// Runs that the new revision must pass before it becomes active.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub smoke_tests: Vec<SmokeTest>,
+    /// The new revision on the inputs of earlier runs, before it becomes active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<ShadowRules>,
     /// When a canary is promoted.
     pub canary: Canary,
     /// What somebody is told of.
@@ -74,6 +81,7 @@ impl Default for Settings {
             migration: Migration::Mappable,
             steps: BTreeMap::new(),
             smoke_tests: Vec::new(),
+            shadow: None,
             canary: Canary::default(),
             alerts: Alerts::default(),
         }
@@ -91,11 +99,13 @@ pub enum Strategy {
     BlueGreen,
     /// A share of the starts goes to the new revision until enough of them decide.
     Canary,
+    /// The new revision is tried on the inputs of earlier runs, and does not become active.
+    Shadow,
 }
 
 impl Strategy {
     /// Every strategy.
-    pub const ALL: [Self; 3] = [Self::Rolling, Self::BlueGreen, Self::Canary];
+    pub const ALL: [Self; 4] = [Self::Rolling, Self::BlueGreen, Self::Canary, Self::Shadow];
 
     /// As it is written and shown.
     pub fn as_str(self) -> &'static str {
@@ -103,6 +113,7 @@ impl Strategy {
             Self::Rolling => "rolling",
             Self::BlueGreen => "blue-green",
             Self::Canary => "canary",
+            Self::Shadow => "shadow",
         }
     }
 }

@@ -43,16 +43,21 @@ pub fn check(test: &SmokeTest, run: &Run, log: &[StoredEvent]) -> SmokeResult {
             }
         }
     }
+    cut_short(&mut mismatches);
+    SmokeResult { name: test.name.clone(), run_id: Some(run.run_id), mismatches }
+}
+
+/// Leaves so many mismatches as are told apart.
+pub(super) fn cut_short(mismatches: &mut Vec<SmokeMismatch>) {
     if mismatches.len() > MISMATCHES_MAX {
         let more = mismatches.len() - MISMATCHES_MAX;
         mismatches.truncate(MISMATCHES_MAX);
         mismatches.push(mismatch("…", "no more", format!("{more} others")));
     }
-    SmokeResult { name: test.name.clone(), run_id: Some(run.run_id), mismatches }
 }
 
 /// The status of a run, and what failed.
-fn ended(run: &Run) -> String {
+pub(super) fn ended(run: &Run) -> String {
     let status = run.status.as_str();
     match &run.failure {
         None => status.to_owned(),
@@ -64,7 +69,7 @@ fn ended(run: &Run) -> String {
 }
 
 /// The data of each event of a run.
-fn emitted(log: &[StoredEvent]) -> BTreeMap<&str, Payload> {
+pub(super) fn emitted(log: &[StoredEvent]) -> BTreeMap<&str, Payload> {
     let mut emitted: BTreeMap<&str, Payload> = BTreeMap::new();
     for stored in log {
         if let Event::EventEmitted { event, data, .. } = &stored.event {
@@ -82,7 +87,7 @@ fn emitted(log: &[StoredEvent]) -> BTreeMap<&str, Payload> {
 }
 
 /// What each step that succeeded returned.
-fn results(log: &[StoredEvent]) -> BTreeMap<&str, Option<&Payload>> {
+pub(super) fn results(log: &[StoredEvent]) -> BTreeMap<&str, Option<&Payload>> {
     let mut results = BTreeMap::new();
     for stored in log {
         if let Event::StepSucceeded { step, result, .. } = &stored.event {
@@ -116,7 +121,12 @@ fn compare(path: &str, wanted: &Wanted, found: &Value, mismatches: &mut Vec<Smok
 
 /// Notes the places where two values differ, each as deep as both are objects or lists of one
 /// length.
-fn differ(path: &str, wanted: &Value, found: &Value, differences: &mut Vec<SmokeMismatch>) {
+pub(super) fn differ(
+    path: &str,
+    wanted: &Value,
+    found: &Value,
+    differences: &mut Vec<SmokeMismatch>,
+) {
     if differences.len() >= DIFFERENCES_MAX || is_same(wanted, found) {
         return;
     }
@@ -158,11 +168,11 @@ fn pointer_part(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     shortened(value.to_string())
 }
 
-fn mismatch(
+pub(super) fn mismatch(
     path: impl Into<String>,
     wanted: impl Into<String>,
     found: impl Into<String>,

@@ -328,6 +328,12 @@ impl StepBuilder {
         self
     }
 
+    /// Says that the step changes something outside: shadow runs do not execute it.
+    pub fn effect(mut self) -> Self {
+        self.file.effect = true;
+        self
+    }
+
     fn wait(&mut self) -> &mut WaitFile {
         self.file.wait.get_or_insert_default()
     }
@@ -397,6 +403,7 @@ mod tests {
             .priority(5)
             .concurrency_by("input[\"a\"].tenant", 2)
             .rate(10, ms(1_000))
+            .effect()
     }
 
     #[test]
@@ -418,6 +425,7 @@ steps:
     priority: 5
     concurrency: { key: 'input["a"].tenant', limit: 2 }
     rate: { limit: 10, per: 1s }
+    effect: true
   list:
     subscribes: { any: [a, b] }
     run: { process: { command: [ls, -l], cwd: /tmp, env: { LANG: C } } }

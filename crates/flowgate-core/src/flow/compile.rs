@@ -122,6 +122,7 @@ fn compile_step(flow: &str, (name, step): (&String, &StepFile), slots: &mut Slot
         queue: step.queue_name().into(),
         priority: step.priority.unwrap_or(0),
         limits: concurrency.chain(rate).collect(),
+        is_effect: step.effect,
     }
 }
 

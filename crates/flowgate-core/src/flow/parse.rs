@@ -312,7 +312,7 @@ fn too_many_aliases() -> (String, String) {
 }
 
 /// The ways out of what YAML files most often get wrong, by the reader's words for it.
-const SYNTAX: [(&str, &str); 9] = [
+const SYNTAX: [(&str, &str); 10] = [
     ("mapping values are not allowed", "put quotes around a text that holds `: `"),
     ("tabs disallowed", "indent with spaces"),
     ("unclosed bracket", "close it"),
@@ -322,6 +322,7 @@ const SYNTAX: [(&str, &str); 9] = [
     ("quoted scalar", "close the quotes, and indent a text that goes on over lines"),
     ("unexpected character", "take out what is not text"),
     ("finite number", "write a number that JSON has too"),
+    ("invalid boolean", "write `true` or `false`"),
 ];
 
 /// A message of ours is `cause; remedy`; one of the reader's is a cause alone.

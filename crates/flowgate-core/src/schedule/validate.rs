@@ -10,6 +10,7 @@ use crate::limits::{
     NAME_BYTES_MAX, TAGS_MAX,
 };
 use crate::payload::Payload;
+use crate::run::OWN_TAGS;
 use crate::time::Timestamp;
 
 const NICKNAMES: [&str; 6] = ["@hourly", "@daily", "@weekly", "@monthly", "@yearly", "@annually"];
@@ -275,6 +276,12 @@ fn validate_tags(path: &Path, file: &ScheduleFile, problems: &mut Problems) {
             problems.add(
                 &path,
                 "the tag `schedule` is the schedule's name",
+                "call it something else",
+            );
+        } else if name.starts_with(OWN_TAGS) {
+            problems.add(
+                &path,
+                format!("tags that begin with `{OWN_TAGS}` are flowgate's own"),
                 "call it something else",
             );
         }

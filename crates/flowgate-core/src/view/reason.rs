@@ -151,6 +151,11 @@ pub enum Cause {
         /// That point.
         due_at: Timestamp,
     },
+    /// The step is not executed: the run tries a revision on the input of another one.
+    Stubbed {
+        /// That run.
+        original: Arc<str>,
+    },
     /// The step has not started: something that it subscribes to has not happened yet.
     Pending(Missing),
     /// The step was skipped: something that it subscribes to did not happen.
@@ -228,6 +233,7 @@ impl Reason {
             | Cause::Delayed { .. }
             | Cause::Parked { .. }
             | Cause::Timer { .. }
+            | Cause::Stubbed { .. }
             | Cause::Pending(_)
             | Cause::Skipped(_)
             | Cause::Failed { handled: true, .. }
@@ -255,11 +261,7 @@ impl fmt::Display for Cause {
             Self::Paused { queue, since } => {
                 write!(f, "is due since {since} and waits in the queue `{queue}`, which is paused")
             }
-            Self::Unserved { queue, since } => write!(
-                f,
-                "is due since {since} and waits in the queue `{queue}`, which no instance takes \
-                 jobs of"
-            ),
+            Self::Unserved { queue, since } => say_unserved(f, queue, *since),
             Self::NoWorker { worker, queue, since, asked_at } => {
                 write!(f, "is due since {since} and waits for a worker `{worker}`")?;
                 if queue != worker {
@@ -307,6 +309,7 @@ impl fmt::Display for Cause {
                 until.map_or(Ok(()), |until| write!(f, " until {until}"))
             }
             Self::Timer { due_at } => write!(f, "waits for its timer, which is due at {due_at}"),
+            Self::Stubbed { original } => say_stubbed(f, original),
             Self::Pending(missing) => write!(f, "has not started: {}", missing.say(false)),
             Self::Skipped(missing) => write!(f, "was skipped: {}", missing.say(true)),
             Self::Failed { message, failures, attempts_max, handled, .. } => {
@@ -339,6 +342,21 @@ fn say_held(
         write!(f, " for the deployment {deployment}")?;
     }
     since.map_or(Ok(()), |since| write!(f, ", and it waits there since {since}"))
+}
+
+fn say_unserved(f: &mut fmt::Formatter<'_>, queue: &str, since: Timestamp) -> fmt::Result {
+    write!(
+        f,
+        "is due since {since} and waits in the queue `{queue}`, which no instance takes jobs of"
+    )
+}
+
+fn say_stubbed(f: &mut fmt::Formatter<'_>, original: &str) -> fmt::Result {
+    write!(
+        f,
+        "is not executed in a shadow run; it ends as in the run {original} when the driver of its \
+         deployment sees it"
+    )
 }
 
 fn say_asked(f: &mut fmt::Formatter<'_>, asked_at: Option<Timestamp>) -> fmt::Result {

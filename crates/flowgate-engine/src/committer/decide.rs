@@ -128,6 +128,7 @@ fn reject(instance: &Instance, entry: &mut Entry, item: Item, rejection: Rejecti
         | Rejection::SignalsFull
         | Rejection::OutputInvalid(_)
         | Rejection::NothingToDo
+        | Rejection::RunShadow
         | Rejection::NothingToRetry => None,
     };
     if let (Some(stop), Some(attempt)) = (stop, &item.attempt) {

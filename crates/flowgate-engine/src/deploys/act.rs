@@ -9,6 +9,7 @@ use flowgate_core::decide::{self, MovedJob, Start};
 use flowgate_core::deploy::machine::{Replayed, Source};
 use flowgate_core::deploy::plan::StepMap;
 use flowgate_core::deploy::{Deployment, Next, ReplayRate, Seen};
+use flowgate_core::flow::Flow;
 use flowgate_core::gate::{Gate, GateStamp, GateState};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::payload::Payload;
@@ -29,7 +30,7 @@ const ALERT_MAX: Duration = Duration::from_secs(5);
 /// How often somebody is alerted again who did not take it.
 const ALERTS_AGAIN_MAX: u32 = 2;
 /// Tries to start a smoke test while the gate moves.
-const TRIES_MAX: usize = 20;
+pub(super) const TRIES_MAX: usize = 20;
 
 impl Driver {
     /// Does one thing.
@@ -45,6 +46,8 @@ impl Driver {
             Next::CloseGate { .. } => self.close_gate(deployment).await,
             Next::Checkpoint { runs } => self.checkpoint(deployment, &runs, seen.now).await,
             Next::StartSmoke { tests } => self.start_smoke(deployment, &tests).await,
+            Next::StartShadow { originals } => self.start_shadow(deployment, &originals).await,
+            Next::StubShadow { originals } => self.stub_shadow(deployment, &originals).await,
             Next::Activate { revision } => self.activate(deployment, &revision, memo).await,
             Next::Replay { source: Source::Hold, count } => {
                 self.replay_held(held, count, seen, memo).await
@@ -314,7 +317,7 @@ impl Driver {
                 EngineError::Invalid(format!("the input of `{}`: {error}", test.name))
             })?;
             let id = Arc::clone(&deployment.deployment_id.0);
-            let mut start = Start {
+            let start = Start {
                 run_id: smoke_run(deployment, &test.name),
                 input,
                 key: None,
@@ -324,16 +327,22 @@ impl Driver {
                 gate: GateStamp::default(),
                 instance: Some(self.instance.config.instance.clone()),
             };
-            for _ in 0..TRIES_MAX {
-                let commit_id = self.instance.commit_ids.next();
-                let commit = decide::start(&new, &start, commit_id);
-                let outcomes = self.instance.store.commit(vec![commit], None).await?;
-                match outcomes.first() {
-                    Some(CommitOutcome::Refused(Refusal::GateMoved(gate))) => {
-                        start.gate = GateStamp { is_closed: false, ..*gate };
-                    }
-                    Some(CommitOutcome::Applied { .. } | CommitOutcome::Refused(_)) | None => break,
+            self.start_probe(&new, start).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts a run on a revision whatever the gate is, unless it was.
+    pub(super) async fn start_probe(&self, flow: &Flow, mut start: Start) -> Result<(), Trouble> {
+        for _ in 0..TRIES_MAX {
+            let commit_id = self.instance.commit_ids.next();
+            let commit = decide::start(flow, &start, commit_id);
+            let outcomes = self.instance.store.commit(vec![commit], None).await?;
+            match outcomes.first() {
+                Some(CommitOutcome::Refused(Refusal::GateMoved(gate))) => {
+                    start.gate = GateStamp { is_closed: false, ..*gate };
                 }
+                Some(CommitOutcome::Applied { .. } | CommitOutcome::Refused(_)) | None => break,
             }
         }
         Ok(())
@@ -364,14 +373,20 @@ impl Driver {
 
     /// Ends the smoke tests of a deployment that is over.
     pub(super) async fn end_smoke(&self, deployment: &Deployment) -> Result<(), Trouble> {
-        let engine = self.engine.upgrade().ok_or(Trouble::Lost)?;
         for test in &deployment.settings.smoke_tests {
             let run_id = smoke_run(deployment, &test.name);
-            let detail = self.instance.store.read_run(run_id).await?;
-            if detail.is_some_and(|detail| !detail.row.run.status.is_terminal()) {
-                // One that ends meanwhile needs no end.
-                drop(engine.cancel(run_id, Some("its deployment has ended")).await);
-            }
+            self.end_probe(run_id, "its deployment has ended").await?;
+        }
+        Ok(())
+    }
+
+    /// Cancels a run that a deployment has started, if it is open.
+    pub(super) async fn end_probe(&self, run_id: RunId, reason: &str) -> Result<(), Trouble> {
+        let detail = self.instance.store.read_run(run_id).await?;
+        if detail.is_some_and(|detail| !detail.row.run.status.is_terminal()) {
+            let engine = self.engine.upgrade().ok_or(Trouble::Lost)?;
+            // One that ends meanwhile needs no end.
+            drop(engine.cancel(run_id, Some(reason)).await);
         }
         Ok(())
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::deploy::machine::Replayed;
-use flowgate_core::deploy::{Deployment, DeploymentId, Next, next};
+use flowgate_core::deploy::{Deployment, DeploymentId, Next, ShadowResult, next};
+use flowgate_core::ids::RunId;
 use flowgate_store::StoreError;
 use flowgate_store::control::{Expect, Record, RecordWrite, RecordsOutcome};
 
@@ -56,6 +57,8 @@ pub(super) struct Memo {
     pub(super) fault: Option<String>,
     /// Held runs in their order, as far as they were listed.
     pub(super) waiting: VecDeque<HeldRun>,
+    /// What came of the shadow, by the run whose input it was.
+    pub(super) shadow: HashMap<RunId, ShadowResult>,
 }
 
 /// The leader, as far as deployments are concerned.
@@ -149,6 +152,8 @@ impl Driver {
                 | Next::Checkpoint { .. }
                 | Next::Register
                 | Next::StartSmoke { .. }
+                | Next::StartShadow { .. }
+                | Next::StubShadow { .. }
                 | Next::Activate { .. }
                 | Next::SetShare { .. }
                 | Next::Replay { .. }
@@ -180,6 +185,7 @@ impl Driver {
         let mut writes = vec![RecordWrite { keep, ..record }];
         if next.phase.is_terminal() {
             self.end_smoke(&next).await?;
+            self.end_shadow(&next).await?;
             let flow = Arc::clone(&next.flow);
             writes.push(write(super::OPEN, flow, Expect::Anything, None::<&()>));
         }

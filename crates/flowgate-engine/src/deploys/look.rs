@@ -35,7 +35,11 @@ pub(super) async fn is_pool_alive(store: &dyn Store, pool: &str) -> Result<bool,
 }
 
 impl Driver {
-    pub(super) async fn look(&self, deployment: &Deployment, memo: &Memo) -> Result<Seen, Trouble> {
+    pub(super) async fn look(
+        &self,
+        deployment: &Deployment,
+        memo: &mut Memo,
+    ) -> Result<Seen, Trouble> {
         let store = &*self.instance.store;
         let flow = &deployment.flow;
         let revisions = store.list_revisions(Some(flow)).await?;
@@ -62,6 +66,8 @@ impl Driver {
             ),
             ..deployment.counts
         };
+        let smoke = self.smoke(deployment).await?;
+        let shadow = self.shadow(deployment, &smoke, memo).await?;
         Ok(Seen {
             now: store.now().await?,
             active,
@@ -73,7 +79,8 @@ impl Driver {
             checkpoints: count(checkpoints.iter().filter(is_pending).count()),
             held,
             last_replay: memo.last_replay,
-            smoke: self.smoke(deployment).await?,
+            smoke,
+            shadow,
             canary: None,
             before: self.before(deployment).await?,
             after: self.after(deployment).await?,
@@ -142,7 +149,8 @@ impl Driver {
 
     /// How the smoke tests stand that were started.
     async fn smoke(&self, deployment: &Deployment) -> Result<Vec<SmokeSeen>, Trouble> {
-        if deployment.phase != Phase::Verify {
+        // When a shadow has begun, they have passed, and the record says so.
+        if deployment.phase != Phase::Verify || deployment.shadow.is_some() {
             return Ok(Vec::new());
         }
         let store = &*self.instance.store;

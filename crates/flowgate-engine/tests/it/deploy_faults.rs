@@ -14,45 +14,17 @@ use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{MemoryStore, RunQuery, Store, whole_log};
 use flowgate_testbed::FaultProxy;
 
-use crate::deploys::{FAST, Floor, NEW, OLD, Scene, config, request, sqlite};
+use crate::deploys::{FAST, Floor, Leader, NEW, OLD, Scene, config, request, sqlite};
 use crate::recorder::Counts;
 use crate::shared::{Place, shut_down};
 use crate::world::{eventually, store};
-
-/// A leader in a runtime of its own, which ends without a word.
-struct Leader {
-    engine: Engine,
-    runtime: tokio::runtime::Runtime,
-}
-
-impl Leader {
-    fn start(store: Arc<dyn Store>, floor: &Floor) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap();
-        let workers = floor.workers();
-        let engine = {
-            let _entered = runtime.enter();
-            Engine::start(store, workers, config()).unwrap()
-        };
-        Self { engine, runtime }
-    }
-
-    fn kill(self) {
-        let Self { engine, runtime } = self;
-        runtime.shutdown_background();
-        std::mem::forget(engine);
-    }
-}
 
 /// Whoever drives each deployment dies in another phase; nobody else may lead until then.
 async fn a_driver_that_dies_in_any_phase_is_followed_by_another(place: Place) {
     let phases =
         [Phase::Plan, Phase::Drain, Phase::Deploy, Phase::Verify, Phase::Resume, Phase::Audit];
     let floor = Floor::default();
-    let mut leader = Leader::start(place.open().await, &floor);
+    let mut leader = Leader::start(place.open().await, floor.workers());
     // It executes and starts runs, and never leads.
     let beside = EngineConfig { schedules: None, ..config() };
     let beside = Engine::start(place.open().await, floor.workers(), beside).unwrap();
@@ -70,7 +42,7 @@ async fn a_driver_that_dies_in_any_phase_is_followed_by_another(place: Place) {
         for n in 0..5 {
             runs.push(scene.start(1_000 + round * 10 + n).await);
         }
-        leader = Leader::start(place.open().await, &floor);
+        leader = Leader::start(place.open().await, floor.workers());
         let ended = scene.ended(&deployment).await;
         assert_eq!(ended.phase, Phase::Completed, "killed at {phase}: {ended:?}");
         assert!(scene.report(&ended).await.conservation.unwrap().holds(), "killed at {phase}");

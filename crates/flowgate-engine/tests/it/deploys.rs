@@ -431,6 +431,33 @@ async fn t8_one_deployment_of_a_flow_at_a_time(stores: Vec<Arc<dyn Store>>) {
     shut_down(scene.engines).await;
 }
 
+/// A leader in a runtime of its own, which ends without a word.
+pub(crate) struct Leader {
+    engine: Engine,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Leader {
+    pub(crate) fn start(store: Arc<dyn Store>, workers: Workers) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let engine = {
+            let _entered = runtime.enter();
+            Engine::start(store, workers, config()).unwrap()
+        };
+        Self { engine, runtime }
+    }
+
+    pub(crate) fn kill(self) {
+        let Self { engine, runtime } = self;
+        runtime.shutdown_background();
+        std::mem::forget(engine);
+    }
+}
+
 pub(crate) async fn sqlite() -> Vec<Arc<dyn Store>> {
     let folder = tempfile::tempdir().unwrap();
     let options = SqliteOptions::new(instance_id());
@@ -441,8 +468,9 @@ pub(crate) async fn sqlite() -> Vec<Arc<dyn Store>> {
 }
 
 /// The cases of a module as tests on every store: two handles of a shared one, one of the others.
+/// Those behind `shared:` are for shared stores only.
 macro_rules! on_every_store {
-    ($($case:ident),+ $(,)?) => {
+    ($($case:ident),+ $(,)? $(; shared: $($shared:ident),+ $(,)?)?) => {
         mod memory {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
@@ -456,19 +484,18 @@ macro_rules! on_every_store {
             })+
         }
         mod redis {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                let place = crate::shared::Place::redis();
-                super::$case(vec![place.open().await, place.open().await]).await;
-            })+
+            crate::deploys::on_every_store!(@shared redis; $($case,)+ $($($shared,)+)?);
         }
         mod postgres {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $case() {
-                let place = crate::shared::Place::postgres();
-                super::$case(vec![place.open().await, place.open().await]).await;
-            })+
+            crate::deploys::on_every_store!(@shared postgres; $($case,)+ $($($shared,)+)?);
         }
+    };
+    (@shared $kind:ident; $($case:ident,)+) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $case() {
+            let place = crate::shared::Place::$kind();
+            super::$case(vec![place.open().await, place.open().await]).await;
+        })+
     };
 }
 pub(crate) use on_every_store;

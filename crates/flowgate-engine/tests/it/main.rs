@@ -26,6 +26,7 @@ mod remote_shared;
 mod rolling;
 mod schedules;
 mod secrets;
+mod shadow;
 mod shared;
 mod sinks;
 mod ssrf;

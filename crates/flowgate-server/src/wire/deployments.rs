@@ -1,6 +1,6 @@
 //! Deployments.
 
-use flowgate_core::deploy::{Deployment, Plan};
+use flowgate_core::deploy::{Deployment, Plan, Shadow, ShadowPlan};
 use flowgate_core::ids::RunId;
 use flowgate_engine::{Checkpoint, DeployPlan};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ pub struct NewDeployment {
     /// The deploy file: how it is to be done; all defaults without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deploy: Option<String>,
-    /// The strategy, whatever the deploy file says: `rolling` or `blue-green`.
+    /// The strategy, whatever the deploy file says: `rolling`, `blue-green` or `shadow`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
     /// How long open runs may take to finish, whatever the deploy file says.
@@ -25,6 +25,10 @@ pub struct NewDeployment {
     /// The pool whose instances must be alive, whatever the deploy file says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
+    /// On the inputs of how many of the last runs the revision is tried first, whatever the deploy
+    /// file says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<u32>,
     /// Who asks for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub author: Option<String>,
@@ -51,6 +55,8 @@ pub struct PlanItem {
     pub pinned: u64,
     /// The first of them, each with its fate.
     pub runs: Vec<PlannedRunItem>,
+    /// What a shadow would do, if there is to be one.
+    pub shadow: Option<ShadowPlanItem>,
     /// What somebody should know before they go on.
     pub warnings: Vec<String>,
 }
@@ -69,6 +75,17 @@ pub struct PlannedRunItem {
     pub steps: Vec<String>,
     /// Why it stays where it is.
     pub reason: Option<String>,
+}
+
+/// What the new revision would do on the inputs of earlier runs.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ShadowPlanItem {
+    /// How many runs there are to compare with, of those that are asked for.
+    pub runs: u64,
+    /// Steps that are executed.
+    pub executed: Vec<String>,
+    /// Steps that are not, and end as they did in the original run.
+    pub stubbed: Vec<String>,
 }
 
 /// A deployment.
@@ -101,12 +118,14 @@ pub struct DeploymentItem {
     /// When it ended.
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
-    /// `good`, `alerting` or `rolled_back`, once it has ended.
+    /// `good`, `alerting`, `rolled_back` or `tried`, once it has ended.
     pub verdict: Option<String>,
     /// Why it was rolled back.
     pub rollback: Option<String>,
     /// Smoke tests, and what was not as expected.
     pub smoke: Vec<SmokeItem>,
+    /// How the new revision did on the inputs of earlier runs, if that was asked for.
+    pub shadow: Option<ShadowItem>,
     /// Starts that were held.
     pub held: u64,
     /// Of them, those that were let go.
@@ -135,6 +154,32 @@ pub struct SmokeItem {
     /// Whether all was as expected.
     pub passed: bool,
     /// What was not.
+    pub mismatches: Vec<String>,
+}
+
+/// How the new revision did on the inputs of earlier runs.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ShadowItem {
+    /// How many runs there are to compare with.
+    pub runs: u64,
+    /// How many were compared.
+    pub compared: u64,
+    /// How many of them differ.
+    pub differing: u64,
+    /// The first that differ.
+    pub differences: Vec<ShadowResultItem>,
+}
+
+/// A run on whose input the new revision did something else.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ShadowResultItem {
+    /// The run.
+    #[schema(value_type = String, format = Uuid)]
+    pub original: RunId,
+    /// The run of the new revision.
+    #[schema(value_type = String, format = Uuid)]
+    pub run_id: RunId,
+    /// In what they differ.
     pub mismatches: Vec<String>,
 }
 
@@ -210,7 +255,32 @@ impl PlanItem {
             resuming: plan.resuming,
             pinned: plan.pinned,
             runs: runs.collect(),
+            shadow: plan.shadow.as_ref().map(ShadowPlanItem::from),
             warnings: plan.warnings.clone(),
+        }
+    }
+}
+
+impl From<&ShadowPlan> for ShadowPlanItem {
+    fn from(plan: &ShadowPlan) -> Self {
+        let names = |names: &[std::sync::Arc<str>]| names.iter().map(ToString::to_string).collect();
+        let (executed, stubbed) = (names(&plan.executed), names(&plan.stubbed));
+        Self { runs: plan.runs, executed, stubbed }
+    }
+}
+
+impl From<&Shadow> for ShadowItem {
+    fn from(shadow: &Shadow) -> Self {
+        let differences = shadow.differences.iter().map(|result| ShadowResultItem {
+            original: result.original,
+            run_id: result.run_id,
+            mismatches: result.mismatches.iter().map(ToString::to_string).collect(),
+        });
+        Self {
+            runs: u64::try_from(shadow.originals.len()).unwrap_or(u64::MAX),
+            compared: shadow.compared,
+            differing: shadow.differing,
+            differences: differences.collect(),
         }
     }
 }
@@ -249,6 +319,7 @@ impl From<&Deployment> for DeploymentItem {
             verdict: deployment.verdict.map(|verdict| verdict.as_str().to_owned()),
             rollback: deployment.rollback.as_ref().map(ToString::to_string),
             smoke: smoke.collect(),
+            shadow: deployment.shadow.as_ref().map(ShadowItem::from),
             held: deployment.counts.held,
             released: deployment.counts.released,
             checkpointed: deployment.counts.checkpointed,

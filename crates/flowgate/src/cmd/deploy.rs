@@ -7,7 +7,8 @@ use clap::Subcommand;
 use flowgate_core::flow::Flow;
 use flowgate_server::wire::Items;
 use flowgate_server::wire::deployments::{
-    DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote,
+    DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote, ShadowItem, ShadowPlanItem,
+    ShadowResultItem,
 };
 use tokio::time::MissedTickBehavior;
 
@@ -27,12 +28,15 @@ const PHASES: [&str; 6] = ["plan", "drain", "deploy", "verify", "resume", "audit
 A deployment makes another revision of a flow active without losing anything: `rolling` switches \
 at once and lets open runs finish where they are; `blue-green` holds what starts, lets open runs \
 finish, stops the rest where they are, tries the new revision with its smoke tests, and then lets \
-everything go on. The instance that leads drives it; if that dies, another goes on.
+everything go on. With --shadow the revision is first tried on the inputs of the last runs: steps \
+with `effect: true` are not executed, and an output that differs rolls it back; `deploy shadow` \
+does no more than that. The instance that leads drives it; if that dies, another goes on.
 
 Exit code 1: it was rolled back.
 
 Examples:
   flowgate deploy plan order.yaml --strategy blue-green
+  flowgate deploy shadow order.yaml --runs 50
   flowgate deploy start order.yaml --deploy deploy.yaml --note 'new tax rules'
   flowgate deploy status --active
   flowgate deploy rollback order
@@ -46,6 +50,8 @@ pub(crate) struct Args {
 enum Verb {
     /// Say what a deployment would do to each open run, and change nothing
     Plan(New),
+    /// Try a revision on the inputs of the last runs, compare, and change nothing
+    Shadow(Shadow),
     /// Deploy a revision, and watch it
     Start(Start),
     /// Show the deployments, or one
@@ -58,14 +64,14 @@ enum Verb {
     Report(ReportArgs),
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(super) struct New {
     /// The flow file of the new revision
     pub(super) file: PathBuf,
     /// The deploy file: strategy, timeouts, smoke tests [default: all defaults]
     #[arg(long, value_name = "FILE")]
     pub(super) deploy: Option<PathBuf>,
-    /// rolling or blue-green, whatever the deploy file says
+    /// rolling, blue-green or shadow, whatever the deploy file says
     #[arg(long)]
     pub(super) strategy: Option<String>,
     /// How long open runs may take to finish, whatever the deploy file says
@@ -74,6 +80,10 @@ pub(super) struct New {
     /// The pool whose instances must be alive, whatever the deploy file says
     #[arg(long)]
     pub(super) pool: Option<String>,
+    /// Try the revision on the inputs of this many of the last runs first, whatever the deploy
+    /// file says
+    #[arg(long, value_name = "RUNS")]
+    pub(super) shadow: Option<u32>,
     /// The flow that the file must be of
     #[arg(long)]
     pub(super) flow: Option<String>,
@@ -86,6 +96,18 @@ pub(super) struct New {
     /// Let an older revision become active again
     #[arg(long)]
     pub(super) force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Shadow {
+    /// The flow file of the new revision
+    file: PathBuf,
+    /// The deploy file, for its smoke tests and its `shadow` [default: all defaults]
+    #[arg(long, value_name = "FILE")]
+    deploy: Option<PathBuf>,
+    /// How many of the last runs that completed, whatever the deploy file says
+    #[arg(long)]
+    runs: Option<u32>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -142,6 +164,11 @@ struct ReportArgs {
 pub(crate) async fn run(app: App, args: Args) -> Outcome {
     match args.verb {
         Verb::Plan(new) => plan(&app, new).await,
+        Verb::Shadow(Shadow { file, deploy, runs }) => {
+            let strategy = Some("shadow".to_owned());
+            let new = New { file, deploy, strategy, shadow: runs, ..New::default() };
+            start(&app, new, true).await
+        }
         Verb::Start(Start { new, no_wait }) => start(&app, new, !no_wait).await,
         Verb::Status(Which { flow, active: true, .. }) => list(&app, flow.as_deref(), true).await,
         Verb::Status(Which { flow: None, .. }) => list(&app, None, false).await,
@@ -171,8 +198,9 @@ fn read(new: New) -> Result<(String, NewDeployment), Failure> {
         Failure::usage("flow_invalid", errors.in_file(&file).to_string())
     })?;
     let deploy = new.deploy.as_deref().map(read_text).transpose()?;
-    let New { strategy, drain_timeout, pool, author, note, force, .. } = new;
-    let body = NewDeployment { text, deploy, strategy, drain_timeout, pool, author, note, force };
+    let New { strategy, drain_timeout, pool, shadow, author, note, force, .. } = new;
+    let body =
+        NewDeployment { text, deploy, strategy, drain_timeout, pool, shadow, author, note, force };
     Ok((new.flow.unwrap_or_else(|| flow.name.to_string()), body))
 }
 
@@ -207,6 +235,16 @@ pub(super) async fn plan(app: &App, new: New) -> Outcome {
     }
     if !plan.runs.is_empty() {
         table.print(app.output)?;
+    }
+    if let Some(ShadowPlanItem { runs, executed, stubbed }) = &plan.shadow {
+        let or_none = |names: &[String]| match names {
+            [] => "none".to_owned(),
+            names => names.join(", "),
+        };
+        let (executed, stubbed) = (or_none(executed), or_none(stubbed));
+        app.output.line(format_args!(
+            "shadow of {runs} runs: executed {executed}; not executed {stubbed}"
+        ))?;
     }
     for warning in &plan.warnings {
         app.output.warning(format_args!("{warning}"));
@@ -280,15 +318,40 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
                 app.output.line(format_args!("smoke test {}: {mismatch}", test.name))?;
             }
         }
-        if let Some(reason) = &deployment.rollback {
-            app.output.line(format_args!("rolled back: {reason}"))?;
+        if let Some(shadow) = &deployment.shadow {
+            tell_shadow(app, shadow)?;
+        }
+        match &deployment.rollback {
+            Some(reason) if deployment.verdict.as_deref() == Some("tried") => {
+                app.output.line(format_args!("nothing was changed: {reason}"))?;
+            }
+            Some(reason) => app.output.line(format_args!("rolled back: {reason}"))?,
+            None => {}
         }
         if deployment.ended_at.is_some() {
             app.output.note(format_args!("see `flowgate deploy report {}`", deployment.flow));
         }
     }
-    let is_rolled_back = deployment.phase == "rolled_back";
+    let is_tried = deployment.verdict.as_deref() == Some("tried");
+    let is_rolled_back = deployment.phase == "rolled_back" && !is_tried;
     Ok(if is_rolled_back { Exit::RunFailed } else { Exit::Done })
+}
+
+/// What came of the new revision on the inputs of earlier runs.
+fn tell_shadow(app: &App, shadow: &ShadowItem) -> Result<(), Failure> {
+    let ShadowItem { runs, compared, differing, differences } = shadow;
+    app.output
+        .line(format_args!("shadow: {compared} of {runs} runs compared, {differing} differ"))?;
+    for ShadowResultItem { original, run_id, mismatches } in differences {
+        for mismatch in mismatches {
+            app.output.line(format_args!(
+                "run {} as {}: {mismatch}",
+                short(*original),
+                short(*run_id)
+            ))?;
+        }
+    }
+    Ok(())
 }
 
 async fn list(app: &App, flow: Option<&str>, is_active_only: bool) -> Outcome {

@@ -62,6 +62,7 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         strategy: Some("blue-green".to_owned()),
         drain_timeout,
         pool: args.target,
+        shadow: None,
         flow: Some(args.flow_tab),
         author: None,
         note: None,

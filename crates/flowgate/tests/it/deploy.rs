@@ -129,3 +129,46 @@ fn deploy_flow_does_it_in_one_line() {
     assert!(late.stderr.contains("has ended"), "{late:?}");
     drop(dev);
 }
+
+#[test]
+fn a_revision_is_tried_on_earlier_inputs_before_it_is_deployed() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("flows")).unwrap();
+    let flow = "
+flow: order
+steps:
+  price: { run: { shell: 'echo \"{\\\"emit\\\": \\\"priced\\\", \\\"data\\\": 7}\"' }, emits: [priced] }
+  pay: { subscribes: [priced], run: { shell: 'echo paid >> paid.txt' }, effect: true }
+";
+    sandbox.write("flows/order.yaml", flow);
+    sandbox.write("same.yaml", &flow.replace("steps:", "description: The same.\nsteps:"));
+    sandbox.write("dear.yaml", &flow.replace(": 7", ": 8"));
+    let dev = sandbox.dev(&["flows"]);
+    for _ in 0..2 {
+        let run = sandbox.flowgate(&["runs", "start", "order"]);
+        assert_eq!(run.code, Some(0), "{run:?}");
+    }
+    eventually("both have completed", || {
+        let listed = sandbox.flowgate(&["runs", "list", "--status", "completed", "--json"]);
+        (parsed(&listed.stdout)["items"].as_array()?.len() == 2).then_some(())
+    });
+
+    let plan = sandbox.flowgate(&["deploy", "plan", "dear.yaml", "--shadow", "5"]);
+    assert!(plan.stdout.contains("shadow of 2 runs: executed price; not executed pay"), "{plan:?}");
+    assert!(plan.stderr.contains("executes `price` for real"), "{plan:?}");
+    let too_many = sandbox.flowgate(&["deploy", "shadow", "dear.yaml", "--runs", "9999"]);
+    assert_eq!(too_many.code, Some(2), "{too_many:?}");
+
+    let same = sandbox.flowgate(&["deploy", "shadow", "same.yaml", "--runs", "5"]);
+    assert_eq!(same.code, Some(0), "{same:?}");
+    assert!(same.stdout.contains("shadow: 2 of 2 runs compared, 0 differ"), "{same:?}");
+    assert!(same.stdout.contains("nothing was changed: it was only to be tried"), "{same:?}");
+    let dear = sandbox.flowgate(&["deploy", "start", "dear.yaml", "--shadow", "5"]);
+    assert_eq!(dear.code, Some(1), "{dear:?}");
+    assert!(dear.stdout.contains("emits.priced: wanted 7, found 8"), "{dear:?}");
+    assert!(dear.stdout.contains("rolled back: 2 of 2 runs of the shadow differ"), "{dear:?}");
+    let report = sandbox.flowgate(&["deploy", "report", "order"]);
+    assert!(report.stdout.contains("shadow: 2 of 2 runs compared, 2 differ"), "{report:?}");
+    assert_eq!(sandbox.lines_in("flows/paid.txt"), 2, "as often as before");
+    drop(dev);
+}

@@ -21,6 +21,7 @@ smoke_tests:
       emits: { payment.done: { schema: { required: [amount] } } }
       result: { ship: { equals: null } }
   - name: two
+shadow: { runs: 9, ignore: [emits.payment.done/at, steps.ship], differ_max: 2, timeout: 30s }
 canary: { share: 0.5%, samples_min: 9, error_rate_max: 0.5, latency_ratio_max: 3, timeout: 1m }
 alerts: { error_rate_max: 0.05, latency_p99_max: 2s, webhook: 'https://example.com/a' }
 ";
@@ -45,12 +46,17 @@ fn what_is_left_out_has_its_default() {
     assert_eq!(settings.audit_retention.to_string(), "7d");
     assert_eq!((settings.audit_max_per_flow, settings.before_window), (1_000, 50));
     assert_eq!((settings.replay_rate.to_string(), settings.hold_max), ("10".to_owned(), 100_000));
+    assert_eq!(settings.shadow, None);
+    let shadow = Settings::parse("shadow: {}").unwrap().shadow;
+    assert_eq!(shadow, Some(ShadowRules::default()));
+    let tried = Settings::parse("strategy: shadow").unwrap();
+    assert_eq!(tried.shadow, Some(ShadowRules::default()));
     let strict = Settings::parse("strategy: blue-green\nmigrate: true").unwrap();
     assert_eq!(strict.migration, Migration::All);
 }
 
 /// Texts and what is wrong with them.
-const BROKEN: [(&str, &str); 22] = [
+const BROKEN: [(&str, &str); 26] = [
     ("strategi: rolling", "1:1: unknown field `strategi`; did you mean `strategy`?"),
     ("strategy: bluegreen", "1:11: unknown kind `bluegreen`; did you mean `blue-green`?"),
     (
@@ -115,6 +121,19 @@ const BROKEN: [(&str, &str); 22] = [
     (
         "smoke_tests: [{name: a, expect: {status: done}}]",
         "1:42: unknown kind `done`; known here are `completed`, `failed`",
+    ),
+    ("shadow: {runs: 201}", "1:10: `201` is out of range; write a number from 1 to 200"),
+    (
+        "shadow: {runs: 3, differ_max: 3}",
+        "1:19: `3` of 3 runs may differ, so the shadow decides nothing; write less than `runs`, or leave `shadow` out",
+    ),
+    (
+        "shadow: {ignore: at}",
+        "1:18: `at` does not fit here; write a list of paths, such as `[emits.order.done/at]`",
+    ),
+    (
+        "shadow: {ignore: [at]}",
+        "1:19: `at` is not a place that is compared; write one such as `emits.order.done/at`, `result.ship/items/*/id` or `steps.notify`",
     ),
     (
         "alerts: {webhook: 'ftp://a/'}",

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 use url::Url;
 
-use super::{AlertsFile, CanaryFile, DeployFile, SmokeTestFile, WantedFile, test_path};
-use crate::deploy::settings::Strategy;
+use super::{AlertsFile, CanaryFile, DeployFile, ShadowFile, SmokeTestFile, WantedFile, test_path};
+use crate::deploy::settings::{ShadowRules, Strategy};
 use crate::flow::{Flow, Path, Problem, Span, compile_schema, nearest, shortened};
 use crate::ids::is_identifier;
 use crate::limits::{DURATION_MAX, EVENTS_PER_STEP_MAX, STEPS_MAX};
@@ -15,6 +15,8 @@ use crate::payload::Payload;
 
 /// Smoke tests of a deployment.
 const SMOKE_TESTS_MAX: usize = 100;
+/// Paths that a shadow may ignore.
+const IGNORED_MAX: usize = 100;
 /// Ended runs that figures may be taken from.
 const BEFORE_WINDOW_MAX: u32 = 10_000;
 /// Starts that a hold may take.
@@ -122,6 +124,9 @@ pub(super) fn validate(file: &DeployFile) -> Vec<Problem> {
     }
     validate_steps(&top.key("steps"), &file.steps, &mut problems);
     validate_tests(&top.key("smoke_tests"), &file.smoke_tests, &mut problems);
+    if let Some(shadow) = &file.shadow {
+        validate_shadow(&top.key("shadow"), shadow, &mut problems);
+    }
     if let Some(canary) = &file.canary {
         validate_canary(&top.key("canary"), canary, strategy, &mut problems);
     }
@@ -207,6 +212,23 @@ fn validate_schema(path: &Path, schema: &Value, problems: &mut Problems) {
             format!("this is not a valid JSON Schema: {}", shortened(error.to_string())),
             "correct it; it can only refer to parts of itself, such as `#/$defs/name`",
         );
+    }
+}
+
+fn validate_shadow(path: &Path, shadow: &ShadowFile, problems: &mut Problems) {
+    problems.number(&path.key("runs"), shadow.runs, ShadowRules::RUNS_MAX);
+    problems.span(&path.key("timeout"), shadow.timeout, Duration::from_millis(1));
+    let runs = shadow.runs.unwrap_or(ShadowRules::default().runs);
+    if let Some(differ_max) = shadow.differ_max.filter(|differ_max| *differ_max >= runs) {
+        problems.add(
+            &path.key("differ_max"),
+            format!("`{differ_max}` of {runs} runs may differ, so the shadow decides nothing"),
+            "write less than `runs`, or leave `shadow` out",
+        );
+    }
+    if shadow.ignore.len() > IGNORED_MAX {
+        let message = format!("more than {IGNORED_MAX} paths are ignored");
+        problems.add(&path.key("ignore"), message, "ignore what they have in common");
     }
 }
 

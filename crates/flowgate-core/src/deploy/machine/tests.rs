@@ -9,7 +9,8 @@ use super::world::{Op, SmokeOutcome, World};
 use super::*;
 use crate::deploy::plan::Plan;
 use crate::deploy::record::{DeploymentId, Request, SmokeMismatch};
-use crate::deploy::settings::{Expectation, Settings, SmokeTest};
+use crate::deploy::settings::{Expectation, Settings, ShadowRules, SmokeTest};
+use crate::deploy::shadow::{NAMED_MAX, Shadow, ShadowResult};
 use crate::flow::Span;
 
 fn from() -> Revision {
@@ -57,6 +58,7 @@ fn seen(now: i64) -> Seen {
         held: 0,
         last_replay: None,
         smoke: Vec::new(),
+        shadow: ShadowSeen::default(),
         canary: None,
         before: Some(Figures::default()),
         after: None,
@@ -144,6 +146,7 @@ fn a_rolling_deployment_without_tests_is_not_verified() {
     for (settings, phase) in [
         (Settings::default(), Phase::Resume),
         (tested(Strategy::Rolling), Phase::Verify),
+        (Settings { shadow: Some(ShadowRules::default()), ..Settings::default() }, Phase::Verify),
         (Settings { strategy: Strategy::BlueGreen, ..Settings::default() }, Phase::Verify),
     ] {
         let deployment = at_phase(settings, &[Phase::Deploy]);
@@ -152,13 +155,16 @@ fn a_rolling_deployment_without_tests_is_not_verified() {
     }
 }
 
-fn ended(name: &str, is_good: bool) -> SmokeSeen {
-    let mismatch = SmokeMismatch {
+fn mismatch() -> SmokeMismatch {
+    SmokeMismatch {
         path: "status".to_owned(),
         wanted: "completed".to_owned(),
         found: "failed".to_owned(),
-    };
-    let mismatches = if is_good { Vec::new() } else { vec![mismatch] };
+    }
+}
+
+fn ended(name: &str, is_good: bool) -> SmokeSeen {
+    let mismatches = if is_good { Vec::new() } else { vec![mismatch()] };
     let result = SmokeResult { name: name.to_owned(), run_id: None, mismatches };
     SmokeSeen { name: name.to_owned(), result: Some(result) }
 }
@@ -182,6 +188,109 @@ fn verification_waits_for_every_test_and_one_that_fails_is_enough() {
     assert_eq!(failed.rollback, Some(RollbackReason::SmokeFailed { tests: names(&["one"]) }));
     let good = Seen { smoke: vec![ended("two", true), ended("one", true)], ..half };
     assert_eq!(record(next(&deployment, &good)).phase, Phase::Resume);
+}
+
+fn run(number: u128) -> RunId {
+    RunId(Uuid::from_u128(number))
+}
+
+fn shadow_run(number: u128, stage: ShadowStage) -> ShadowRunSeen {
+    ShadowRunSeen { original: run(number), stage }
+}
+
+fn compared(number: u128, is_same: bool) -> ShadowRunSeen {
+    let mismatches = if is_same { Vec::new() } else { vec![mismatch()] };
+    let result = ShadowResult { original: run(number), run_id: run(number + 1_000), mismatches };
+    shadow_run(number, ShadowStage::Ended(result))
+}
+
+fn shadowed(rules: ShadowRules) -> Settings {
+    Settings { shadow: Some(rules), ..tested(Strategy::Rolling) }
+}
+
+/// A deployment whose shadow has begun with this many runs.
+fn shadowing(rules: ShadowRules, runs: u128) -> Deployment {
+    let deployment = at_phase(shadowed(rules), &TO_VERIFY);
+    let smoke = vec![ended("one", true), ended("two", true)];
+    let last = (0..runs).map(run).collect();
+    let shadow = ShadowSeen { last, runs: Vec::new() };
+    let chosen = record(next(&deployment, &Seen { smoke, shadow, ..seen(5) }));
+    assert_eq!((chosen.phase, chosen.version), (Phase::Verify, deployment.version + 1));
+    assert_eq!(chosen.smoke.len(), 2, "what the smoke tests said is kept");
+    chosen
+}
+
+fn with_runs(now: i64, runs: Vec<ShadowRunSeen>) -> Seen {
+    Seen { shadow: ShadowSeen { last: vec![run(77)], runs }, ..seen(now) }
+}
+
+#[test]
+fn a_shadow_is_of_the_runs_that_were_written_down_a_few_at_a_time() {
+    let deployment = shadowing(ShadowRules::default(), 25);
+    let chosen: Vec<RunId> = (0..25).map(run).collect();
+    assert_eq!(deployment.shadow.as_ref().unwrap().originals, chosen);
+    let first = Next::StartShadow { originals: chosen[..SHADOW_OPEN_MAX].to_vec() };
+    assert_eq!(next(&deployment, &with_runs(6, Vec::new())), first);
+    let open = |number| shadow_run(number, ShadowStage::Open);
+    let mut runs: Vec<ShadowRunSeen> = (0..20).map(open).collect();
+    let wait = Next::Wait { until: Timestamp(60_005) };
+    assert_eq!(next(&deployment, &with_runs(6, runs.clone())), wait);
+    runs[3].stage = ShadowStage::Unstubbed;
+    let stub = Next::StubShadow { originals: vec![run(3)] };
+    assert_eq!(next(&deployment, &with_runs(6, runs.clone())), stub);
+    runs[3] = compared(3, true);
+    let one_more = Next::StartShadow { originals: vec![run(20)] };
+    assert_eq!(next(&deployment, &with_runs(6, runs)), one_more);
+}
+
+#[test]
+fn a_shadow_decides_by_how_many_differ() {
+    let same = |runs: u128| (0..runs).map(|number| compared(number, true)).collect::<Vec<_>>();
+    let good = record(next(&shadowing(ShadowRules::default(), 3), &with_runs(6, same(3))));
+    assert_eq!((good.phase, good.shadow.as_ref().unwrap().compared), (Phase::Resume, 3));
+    let differing: Vec<_> = (0..9).map(|number| compared(number, number == 0)).collect();
+    let bad = record(next(&shadowing(ShadowRules::default(), 9), &with_runs(6, differing.clone())));
+    let reason = RollbackReason::ShadowDiffers { compared: 9, differing: 8, differ_max: 0 };
+    assert_eq!((bad.phase, bad.rollback), (Phase::RollingBack, Some(reason)));
+    let shadow = bad.shadow.unwrap();
+    assert_eq!((shadow.compared, shadow.differing), (9, 8));
+    assert_eq!((shadow.differences.len(), shadow.differences[0].original), (NAMED_MAX, run(1)));
+    let lenient = ShadowRules { differ_max: 8, ..ShadowRules::default() };
+    let kept = record(next(&shadowing(lenient, 9), &with_runs(6, differing)));
+    assert_eq!((kept.phase, kept.shadow.unwrap().differing), (Phase::Resume, 8));
+    // With nothing to compare with there is nothing against it.
+    let empty = record(next(&shadowing(ShadowRules::default(), 0), &with_runs(6, Vec::new())));
+    assert_eq!(empty.phase, Phase::Resume);
+}
+
+#[test]
+fn a_revision_that_is_only_tried_does_not_become_active() {
+    let settings = Settings { strategy: Strategy::Shadow, ..shadowed(ShadowRules::default()) };
+    assert_eq!(record(next(&begun(settings.clone()), &seen(5))).phase, Phase::Deploy);
+    let mut deployment = at_phase(settings, &TO_VERIFY);
+    deployment.shadow = Some(Shadow::of(vec![run(0)], Timestamp(5)));
+    let tried = record(next(&deployment, &with_runs(6, vec![compared(0, true)])));
+    assert_eq!(tried.rollback, Some(RollbackReason::OnlyTried {}));
+    let end = record(next(&tried, &seen(7)));
+    assert_eq!((end.phase, end.verdict), (Phase::RolledBack, Some(Verdict::Tried)));
+    assert!(end.alerts.is_empty());
+    let differs = record(next(&deployment, &with_runs(6, vec![compared(0, false)])));
+    let end = record(next(&differs, &seen(7)));
+    assert_eq!((end.phase, end.verdict), (Phase::RolledBack, Some(Verdict::RolledBack)));
+}
+
+#[test]
+fn a_shadow_that_does_not_end_in_time_is_no_proof() {
+    let deployment = shadowing(ShadowRules::default(), 3);
+    let mut runs = vec![compared(0, true), shadow_run(1, ShadowStage::Open)];
+    let late = record(next(&deployment, &with_runs(60_005, runs.clone())));
+    assert_eq!(late.rollback, Some(RollbackReason::ShadowTimedOut { open: 2 }));
+    assert_eq!(late.shadow.unwrap().compared, 1);
+    // What differs says more than what is late.
+    runs[0] = compared(0, false);
+    let late = record(next(&deployment, &with_runs(60_005, runs)));
+    let reason = RollbackReason::ShadowDiffers { compared: 1, differing: 1, differ_max: 0 };
+    assert_eq!(late.rollback, Some(reason));
 }
 
 #[test]
@@ -312,10 +421,14 @@ fn an_audit_waits_for_as_many_runs_as_before_and_tells_of_thresholds() {
 
 #[test]
 fn a_driver_that_dies_after_any_action_changes_nothing_about_the_end() {
+    use SmokeOutcome::{Fail, Hang, Pass};
+    let outcomes = [(Pass, Pass), (Fail, Pass), (Hang, Pass), (Pass, Fail), (Pass, Hang)];
     for strategy in Strategy::ALL {
-        for outcome in [SmokeOutcome::Pass, SmokeOutcome::Fail, SmokeOutcome::Hang] {
+        for (outcome, shadow) in outcomes {
             let end = |dies_at: Option<usize>| {
-                let mut world = World::new(begun(tested(strategy)), outcome, true);
+                let settings =
+                    Settings { shadow: Some(ShadowRules::default()), ..tested(strategy) };
+                let mut world = World::new(begun(settings), outcome, true).shadowed(shadow);
                 for number in 0..20 {
                     let (has_place, is_stuck) = (number % 3 > 0, number % 2 > 0);
                     world.step(&Op::Arrive { has_place, is_stuck });
@@ -326,7 +439,11 @@ fn a_driver_that_dies_after_any_action_changes_nothing_about_the_end() {
             };
             let (actions, phases) = end(None);
             for dies_at in 0..actions {
-                assert_eq!(end(Some(dies_at)).1, phases, "{strategy} {outcome:?} {dies_at}");
+                assert_eq!(
+                    end(Some(dies_at)).1,
+                    phases,
+                    "{strategy} {outcome:?} {shadow:?} {dies_at}"
+                );
             }
         }
     }
@@ -355,15 +472,18 @@ proptest! {
     fn a_deployment_ends_well_whatever_happens_to_its_driver(
         at in 0..Strategy::ALL.len(),
         smoke in prop_oneof![4 => Just(SmokeOutcome::Pass), 1 => Just(SmokeOutcome::Fail), 1 => Just(SmokeOutcome::Hang)],
+        shadow in prop_oneof![3 => Just(None), 3 => Just(Some(SmokeOutcome::Pass)), 1 => Just(Some(SmokeOutcome::Fail)), 1 => Just(Some(SmokeOutcome::Hang))],
         is_good in any::<bool>(),
         ops in ops(),
     ) {
         let settings = Settings {
+            shadow: shadow.map(|_| ShadowRules::default()),
             pool: Some("green".to_owned()),
             alerts: Alerts { webhook: Some("http://127.0.0.1/".to_owned()), ..Alerts::default() },
             ..tested(Strategy::ALL[at])
         };
-        let mut world = World::new(begun(settings), smoke, is_good);
+        let mut world = World::new(begun(settings), smoke, is_good)
+            .shadowed(shadow.unwrap_or(SmokeOutcome::Pass));
         for op in &ops {
             world.step(op);
         }

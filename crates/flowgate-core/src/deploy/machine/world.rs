@@ -1,13 +1,17 @@
 //! A flow in a few lines, for the tests of the machine: starts, runs, a gate, a hold, checkpoints,
 //! and a driver that may die at any point or come back late.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::sample::Index;
 use uuid::Uuid;
 
 use super::*;
+use crate::deploy::record::SmokeMismatch;
+use crate::deploy::shadow::ShadowResult;
 
+/// Runs that a shadow compares with.
+const SHADOWED: u64 = 25;
 /// Rounds after which a deployment that nobody disturbs must have ended.
 const ROUNDS_MAX: usize = 5_000;
 /// Earlier actions that a late driver may repeat.
@@ -66,6 +70,9 @@ pub(super) struct World {
     released: Vec<u128>,
     smoke: BTreeSet<String>,
     outcome: SmokeOutcome,
+    /// The runs of the shadow, each with whether its steps were stubbed.
+    shadow: BTreeMap<RunId, bool>,
+    shadow_outcome: SmokeOutcome,
     is_good: bool,
     samples: u64,
     asked: Option<Asked>,
@@ -92,12 +99,19 @@ impl World {
             released: Vec::new(),
             smoke: BTreeSet::new(),
             outcome,
+            shadow: BTreeMap::new(),
+            shadow_outcome: SmokeOutcome::Pass,
             is_good,
             samples: 0,
             asked: None,
             memory: Memory::default(),
             past: Vec::new(),
         }
+    }
+
+    /// The same, where the runs of a shadow come out so.
+    pub(super) fn shadowed(self, shadow_outcome: SmokeOutcome) -> Self {
+        Self { shadow_outcome, ..self }
     }
 
     pub(super) fn step(&mut self, op: &Op) {
@@ -147,6 +161,8 @@ impl World {
                 | Next::Checkpoint { .. }
                 | Next::Register
                 | Next::StartSmoke { .. }
+                | Next::StartShadow { .. }
+                | Next::StubShadow { .. }
                 | Next::Activate { .. }
                 | Next::SetShare { .. }
                 | Next::Replay { .. }
@@ -176,8 +192,16 @@ impl World {
         assert!(self.checkpoints.is_empty(), "nothing is checkpointed");
         assert!(self.released.is_sorted(), "the hold is let go in its order");
         assert_eq!(self.record.rollback.is_some(), self.record.phase == Phase::RolledBack);
-        if self.outcome != SmokeOutcome::Pass {
+        let is_shadowed = self.record.settings.shadow.is_some();
+        let shadow_fails = is_shadowed && self.shadow_outcome != SmokeOutcome::Pass;
+        if self.outcome != SmokeOutcome::Pass || shadow_fails {
             assert_eq!(self.record.phase, Phase::RolledBack, "a revision that fails is not kept");
+        }
+        let chosen = self.record.shadow.as_ref().map_or(&[][..], |shadow| &shadow.originals);
+        assert!(self.shadow.keys().all(|run| chosen.contains(run)), "only what was written down");
+        if is_shadowed && self.record.phase == Phase::Completed {
+            let compared = self.record.shadow.as_ref().map(|shadow| shadow.compared);
+            assert_eq!(compared, Some(SHADOWED), "all are compared before the switch");
         }
         let mut runs: Vec<u128> = self.open.iter().map(|item| item.number).collect();
         runs.extend(&self.done);
@@ -239,6 +263,8 @@ impl World {
             | Next::Checkpoint { .. }
             | Next::Register
             | Next::StartSmoke { .. }
+            | Next::StartShadow { .. }
+            | Next::StubShadow { .. }
             | Next::Activate { .. }
             | Next::SetShare { .. }
             | Next::OpenGate { .. }
@@ -277,6 +303,16 @@ impl World {
             }
             Next::Register => self.is_registered = true,
             Next::StartSmoke { tests } => self.smoke.extend(tests.iter().cloned()),
+            Next::StartShadow { originals } => {
+                for original in originals {
+                    self.shadow.entry(*original).or_insert(false);
+                }
+                let open = self.shadow.values().filter(|is_stubbed| !**is_stubbed).count();
+                assert!(open <= SHADOW_OPEN_MAX, "few at a time");
+            }
+            Next::StubShadow { originals } => {
+                self.shadow.extend(originals.iter().map(|original| (*original, true)));
+            }
             Next::Activate { revision } => {
                 assert!(*revision == self.record.from || self.is_registered);
                 self.active = revision.clone();
@@ -333,6 +369,7 @@ impl World {
             held: count(self.hold.len()),
             last_replay: self.memory.last_replay,
             smoke: self.smoke.iter().map(|name| self.smoke_seen(name)).collect(),
+            shadow: self.shadow_seen(),
             canary: Some(CanarySeen { old: Figures::default(), new }),
             before: self.memory.before.clone(),
             after: self.memory.after.clone(),
@@ -343,8 +380,31 @@ impl World {
         }
     }
 
+    fn shadow_seen(&self) -> ShadowSeen {
+        // Runs end all the time, so the last ones are others at each look.
+        let first = u128::try_from(self.past.len()).expect("a count fits");
+        let last = (first..first + u128::from(SHADOWED)).map(|n| RunId(Uuid::from_u128(n)));
+        let stage = |original: RunId, is_stubbed: bool| match (is_stubbed, self.shadow_outcome) {
+            (false, _) => ShadowStage::Unstubbed,
+            (true, SmokeOutcome::Hang) => ShadowStage::Open,
+            (true, outcome) => {
+                let path = "status".to_owned();
+                let (wanted, found) = ("completed".to_owned(), "failed".to_owned());
+                let mismatch = SmokeMismatch { path, wanted, found };
+                let has_failed = outcome == SmokeOutcome::Fail;
+                let mismatches = if has_failed { vec![mismatch] } else { Vec::new() };
+                ShadowStage::Ended(ShadowResult { original, run_id: original, mismatches })
+            }
+        };
+        let runs = self.shadow.iter().map(|(original, is_stubbed)| ShadowRunSeen {
+            original: *original,
+            stage: stage(*original, *is_stubbed),
+        });
+        ShadowSeen { last: last.collect(), runs: runs.collect() }
+    }
+
     fn smoke_seen(&self, name: &str) -> SmokeSeen {
-        let mismatch = super::super::record::SmokeMismatch {
+        let mismatch = SmokeMismatch {
             path: "status".to_owned(),
             wanted: "completed".to_owned(),
             found: "failed".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Report, Row, RunList, counted, rows};
+use super::{Report, Row, RunList, counted, rows, shadow_line, unnamed};
 use crate::deploy::figures::Figures;
 use crate::deploy::record::Verdict;
 
@@ -36,7 +36,7 @@ fn write_page(page: &mut String, report: &Report) -> fmt::Result {
          <h1>Deployment of {flow}</h1>\n"
     )?;
     let class = match report.verdict {
-        Some(_) if report.is_good() && report.verdict == Some(Verdict::Good) => "good",
+        Some(Verdict::Good | Verdict::Tried) if report.is_good() => "good",
         Some(_) => "bad",
         None => "open",
     };
@@ -50,6 +50,7 @@ fn write_page(page: &mut String, report: &Report) -> fmt::Result {
     writeln!(page, "</table>")?;
     write_conservation(page, report)?;
     write_smoke(page, report)?;
+    write_shadow(page, report)?;
     writeln!(page, "</body></html>")
 }
 
@@ -166,6 +167,22 @@ fn write_smoke(page: &mut String, report: &Report) -> fmt::Result {
             write!(page, "<br><code>{}</code>", escaped(&mismatch.to_string()))?;
         }
         writeln!(page, "</li>")?;
+    }
+    writeln!(page, "</ul>")
+}
+
+fn write_shadow(page: &mut String, report: &Report) -> fmt::Result {
+    let Some(shadow) = &report.shadow else { return Ok(()) };
+    writeln!(page, "<h2>Shadow</h2>\n<p>{}</p>\n<ul>", shadow_line(shadow))?;
+    for result in &shadow.differences {
+        write!(page, "<li><code>{}</code> as <code>{}</code>", result.original, result.run_id)?;
+        for mismatch in &result.mismatches {
+            write!(page, "<br><code>{}</code>", escaped(&mismatch.to_string()))?;
+        }
+        writeln!(page, "</li>")?;
+    }
+    if unnamed(shadow) > 0 {
+        writeln!(page, "<li>and {} more</li>", unnamed(shadow))?;
     }
     writeln!(page, "</ul>")
 }

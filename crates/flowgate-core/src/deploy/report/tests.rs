@@ -4,6 +4,7 @@ use super::*;
 use crate::deploy::plan::Plan;
 use crate::deploy::record::{Request, RollbackReason, SmokeMismatch};
 use crate::deploy::settings::Settings;
+use crate::deploy::shadow::ShadowResult;
 
 fn run(number: u128) -> RunId {
     RunId(Uuid::from_u128(number))
@@ -47,6 +48,22 @@ fn deployment() -> Deployment {
     record.smoke =
         vec![SmokeResult { name: "one".to_owned(), run_id: None, mismatches: Vec::new() }];
     record
+}
+
+/// A shadow of which one run is named, and one more is not.
+fn shadow(text: &str) -> Shadow {
+    let mismatch = SmokeMismatch {
+        path: "emits.paid/amount".to_owned(),
+        wanted: text.to_owned(),
+        found: "8".to_owned(),
+    };
+    let result = ShadowResult { original: run(1), run_id: run(2), mismatches: vec![mismatch] };
+    Shadow {
+        compared: 20,
+        differing: 2,
+        differences: vec![result],
+        ..Shadow::of((0..20).map(run).collect(), Timestamp(1_700_000_003_000))
+    }
 }
 
 fn whole() -> Conservation {
@@ -123,6 +140,32 @@ fn a_report_is_a_table_and_a_line() {
 }
 
 #[test]
+fn a_report_says_what_a_shadow_found() {
+    let mut record = deployment();
+    record.shadow = Some(shadow("7"));
+    record.verdict = Some(Verdict::RolledBack);
+    record.rollback =
+        Some(RollbackReason::ShadowDiffers { compared: 20, differing: 2, differ_max: 1 });
+    let report = Report::of(&record, None);
+    let text = report.to_text();
+    let (_, found) = text.split_once("\nshadow: ").expect("a line for the shadow");
+    let wanted = format!(
+        "20 of 20 runs compared, 2 differ\n  {} as {}\n    \
+         emits.paid/amount: wanted 7, found 8\n  and 1 more\n\n\
+         ROLLED BACK: 2 of 20 runs of the shadow differ, and 1 may\n",
+        run(1),
+        run(2)
+    );
+    assert_eq!(found, wanted);
+    let page = report.to_html();
+    for part in ["<h2>Shadow</h2>", &run(1).to_string(), "wanted 7, found 8", "and 1 more"] {
+        assert!(page.contains(part), "{part}");
+    }
+    let json = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+}
+
+#[test]
 fn a_status_line_says_the_worst() {
     let mut record = deployment();
     let line =
@@ -164,6 +207,7 @@ fn a_page_needs_nothing_from_elsewhere_and_escapes_what_others_wrote() {
     };
     record.smoke =
         vec![SmokeResult { name: evil.to_owned(), run_id: None, mismatches: vec![mismatch] }];
+    record.shadow = Some(shadow(&format!("{evil}\u{1b}[2J")));
     let report = Report::of(&record, Some(whole()));
     let page = report.to_html();
     for bad in ["<script", "onload=\"", "src=", "href=", "url(", "http", "\u{1b}"] {

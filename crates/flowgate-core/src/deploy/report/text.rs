@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 
-use super::{Report, RunList, counted, rows};
+use super::{Report, RunList, counted, rows, shadow_line, unnamed};
 use crate::deploy::figures::Figures;
 
 pub(super) fn render(report: &Report) -> String {
@@ -32,6 +32,7 @@ fn write_report(text: &mut String, report: &Report) -> fmt::Result {
     }
     write_conservation(text, report)?;
     write_smoke(text, report)?;
+    write_shadow(text, report)?;
     for alert in &report.alerts {
         writeln!(text, "\nalert: {}", line(alert))?;
     }
@@ -103,6 +104,21 @@ fn write_smoke(text: &mut String, report: &Report) -> fmt::Result {
         }
     }
     Ok(())
+}
+
+fn write_shadow(text: &mut String, report: &Report) -> fmt::Result {
+    let Some(shadow) = &report.shadow else { return Ok(()) };
+    writeln!(text, "\n{}", shadow_line(shadow))?;
+    for result in &shadow.differences {
+        writeln!(text, "  {} as {}", result.original, result.run_id)?;
+        for mismatch in &result.mismatches {
+            writeln!(text, "    {}", line(&mismatch.to_string()))?;
+        }
+    }
+    match unnamed(shadow) {
+        0 => Ok(()),
+        more => writeln!(text, "  and {more} more"),
+    }
 }
 
 /// A text that somebody else wrote, on one line and without what a terminal would obey.

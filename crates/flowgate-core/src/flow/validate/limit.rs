@@ -5,12 +5,13 @@ use super::{Problems, did_you_mean};
 use crate::flow::{DebounceFile, KeyPath, Path, StepFile, Subscribes};
 use crate::limits::{LIMIT_MAX, PRIORITY_MAX};
 
-/// Checks what a step says about its priority and its limits.
+/// Checks what a step says about its priority, its limits and its effect.
 pub(super) fn validate(path: &Path, step: &StepFile, problems: &mut Problems) {
     let fields = [
         ("priority", step.priority.is_some()),
         ("concurrency", step.concurrency.is_some()),
         ("rate", step.rate.is_some()),
+        ("effect", step.effect),
     ];
     for (field, is_there) in fields {
         if is_there && step.run.is_none() {

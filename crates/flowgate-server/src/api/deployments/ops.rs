@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, Strategy};
+use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, ShadowRules, Strategy};
 use flowgate_core::flow::{Flow, FlowErrors};
 use flowgate_engine::{
     Ask, DeployRequest, Engine, deployment_report, deployments, find_deployment,
@@ -156,8 +156,11 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
         settings.strategy = found.ok_or_else(|| {
             ApiError::invalid("deploy_invalid", format!("there is no strategy `{name}`"))
                 .path("strategy")
-                .help("use `rolling` or `blue-green`")
+                .help("use `rolling`, `blue-green` or `shadow`")
         })?;
+        if settings.strategy == Strategy::Shadow {
+            settings.shadow.get_or_insert_default();
+        }
     }
     if new.pool.is_some() {
         settings.pool.clone_from(&new.pool);
@@ -166,6 +169,12 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
         let file = DeployFile::parse(&format!("drain_timeout: {span}"));
         let parsed = file.map_err(|errors| wrong("deploy_invalid", "drain_timeout", &errors))?;
         settings.drain_timeout = parsed.drain_timeout.unwrap_or(settings.drain_timeout);
+    }
+    if let Some(runs) = new.shadow {
+        let file = Settings::parse(&format!("shadow: {{runs: {runs}}}"));
+        let parsed = file.map_err(|errors| wrong("deploy_invalid", "shadow", &errors))?;
+        let rules = settings.shadow.take().or(parsed.shadow);
+        settings.shadow = rules.map(|rules| ShadowRules { runs, ..rules });
     }
     Ok(settings)
 }
