@@ -161,7 +161,7 @@ pub(crate) async fn put_off(
     (key, window): (&Arc<str>, Window),
 ) -> Result<Started, EngineError> {
     let store = &*instance.store;
-    let Start { run_id, input, key: _, tags, priority, due: _, gate: _ } = start;
+    let Start { run_id, input, key: _, tags, priority, due: _, gate: _, pool: _ } = start;
     let last = LastStart { revision: flow.revision.clone(), tags, priority };
     let _turn = instance.bursts.take(key).await;
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));

@@ -111,7 +111,9 @@ impl Engine {
                 return Err(EngineError::GateClosed { flow: Arc::clone(&run.flow) });
             }
             let commit_id = instance.commit_ids.next();
-            let new = RetryAs { run_id: new_id, commit_id, gate: gate.generation };
+            let met = gates::met(instance, &run.flow, gate).await?;
+            let pool = met.as_ref().and_then(|met| met.pool_of(&flow.flow.revision));
+            let new = RetryAs { run_id: new_id, commit_id, gate: gate.generation, pool };
             let commit =
                 decide::retry(flows, &run, &log, from, new).map_err(EngineError::Rejected)?;
             let (reply, answer) = oneshot::channel();

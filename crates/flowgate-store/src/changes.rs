@@ -113,6 +113,7 @@ mod tests {
             priority: None,
             due: Due::Now,
             gate: flowgate_core::gate::GateStamp::default(),
+            pool: None,
         };
         Commit { jobs, ..decide::start(&flow, &start, CommitIds::new(1).next()) }
     }

@@ -21,13 +21,15 @@ use crate::run::{Run, StepState};
 
 /// What the run is that tries another one again.
 #[derive(Clone, Copy, Debug)]
-pub struct RetryAs {
+pub struct RetryAs<'a> {
     /// Its id.
     pub run_id: RunId,
     /// The id of its first commit.
     pub commit_id: CommitId,
     /// The generation at which the gate of its flow is open.
     pub gate: u64,
+    /// The pool whose instances execute it; any if none.
+    pub pool: Option<&'a Arc<str>>,
 }
 
 /// The first commit of a run that tries `old` again, whose whole log is `log`.
@@ -39,7 +41,7 @@ pub fn retry(
     old: &Run,
     log: &[StoredEvent],
     from: Option<StepIndex>,
-    new: RetryAs,
+    new: RetryAs<'_>,
 ) -> Result<Commit, Rejection> {
     if !old.status.is_terminal() {
         return Err(Rejection::RunOpen(old.status));
@@ -48,6 +50,7 @@ pub fn retry(
     if again.iter().all(|again| !again) {
         return Err(Rejection::NothingToRetry);
     }
+    let RetryAs { run_id, commit_id, gate, pool } = new;
     let started = RunStarted {
         flow: Arc::clone(&flow.name),
         revision: flow.revision.clone(),
@@ -57,8 +60,8 @@ pub fn retry(
         retry_of: Some(old.run_id),
         priority: old.priority,
         hold: None,
+        pool: pool.cloned(),
     };
-    let RetryAs { run_id, commit_id, gate } = new;
     let mut draft = Draft::begin(flow, run_id, started);
     carry_over(&mut draft, log, &again);
     let carried = draft.events.len();

@@ -62,6 +62,15 @@ pub enum Cause {
         /// Since when the step is due.
         since: Timestamp,
     },
+    /// The step is due, and no instance of the pool that its run is for takes it.
+    NoPool {
+        /// The pool.
+        pool: Arc<str>,
+        /// The queue that the step waits in.
+        queue: Arc<str>,
+        /// Since when the step is due.
+        since: Timestamp,
+    },
     /// The step is due and calls a worker that nobody has asked for.
     NoWorker {
         /// The worker.
@@ -205,6 +214,7 @@ impl Reason {
             Cause::Held { flow, deployment: Some(_), .. } => Some(format!("deploy status {flow}")),
             Cause::NoWorker { .. } => Some("instances".to_owned()),
             Cause::Paused { queue, .. } => Some(format!("queues resume {queue}")),
+            Cause::NoPool { pool, .. } => Some(format!("worker start --pool {pool}")),
             Cause::Unserved { queue, .. } => Some(format!("worker start --queues {queue}")),
             Cause::Signal { signal, matches, .. } => {
                 let data = serde_json::to_string(matches).expect("a map is JSON");
@@ -252,6 +262,11 @@ impl fmt::Display for Cause {
                 f,
                 "is due since {since} and waits in the queue `{queue}`, which no instance takes \
                  jobs of"
+            ),
+            Self::NoPool { pool, queue, since } => write!(
+                f,
+                "is due since {since} and waits in the queue `{queue}` for the pool `{pool}`, of \
+                 which no instance takes it"
             ),
             Self::NoWorker { worker, queue, since, asked_at } => {
                 write!(f, "is due since {since} and waits for a worker `{worker}`")?;

@@ -24,13 +24,13 @@ use tokio::sync::Notify;
 use crate::shared::{Place, shut_down};
 use crate::world::{eventually, payload};
 
-const OLD: &str = "
+pub(crate) const OLD: &str = "
 flow: orders
 steps:
   take: { run: { worker: take }, emits: [taken] }
   ship: { subscribes: [taken], run: { worker: ship-old }, retry: { attempts: 1 } }
 ";
-const NEW: &str = "
+pub(crate) const NEW: &str = "
 flow: orders
 steps:
   take: { run: { worker: take }, emits: [taken] }
@@ -41,17 +41,17 @@ const LEASE: Duration = Duration::from_secs(2);
 
 /// What the handlers have done, and what holds them up.
 #[derive(Clone, Default)]
-struct Floor {
+pub(crate) struct Floor {
     /// By handler and number, how often it ended well.
     done: Arc<Mutex<BTreeMap<(String, u64), usize>>>,
     /// Whoever ships an order over this number on the old revision waits.
-    slow_from: Arc<Mutex<Option<u64>>>,
-    let_go: Arc<Notify>,
-    waiting: Arc<AtomicUsize>,
+    pub(crate) slow_from: Arc<Mutex<Option<u64>>>,
+    pub(crate) let_go: Arc<Notify>,
+    pub(crate) waiting: Arc<AtomicUsize>,
 }
 
 impl Floor {
-    fn workers(&self) -> Workers {
+    pub(crate) fn workers(&self) -> Workers {
         let mut workers = Workers::new();
         for name in ["take", "ship-old", "ship-new", "throws", "wrong", "hangs"] {
             let floor = self.clone();
@@ -95,19 +95,19 @@ impl Floor {
     }
 }
 
-struct Scene {
-    engines: Vec<Engine>,
-    floor: Floor,
-    old: Flow,
+pub(crate) struct Scene {
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) floor: Floor,
+    pub(crate) old: Flow,
 }
 
-fn config() -> EngineConfig {
+pub(crate) fn config() -> EngineConfig {
     let schedules = Some(SchedulerConfig::with_lease(LEASE));
     EngineConfig { schedules, slots: 8, ..EngineConfig::new(instance_id()) }
 }
 
 impl Scene {
-    async fn new(stores: Vec<Arc<dyn Store>>) -> Self {
+    pub(crate) async fn new(stores: Vec<Arc<dyn Store>>) -> Self {
         let (floor, old) = (Floor::default(), Flow::parse(OLD).unwrap());
         let start = |store| Engine::start(store, floor.workers(), config()).unwrap();
         let engines: Vec<Engine> = stores.into_iter().map(start).collect();
@@ -115,22 +115,22 @@ impl Scene {
         Self { engines, floor, old }
     }
 
-    fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Engine {
         self.engines.last().unwrap()
     }
 
-    async fn start(&self, n: u64) -> RunId {
+    pub(crate) async fn start(&self, n: u64) -> RunId {
         let engine = usize::try_from(n).unwrap() % self.engines.len();
         let request = StartRequest::new(payload(json!({ "n": n })));
         self.engines[engine].start_run("orders", request).await.unwrap().run_id
     }
 
-    async fn deploy(&self, flow: &str, settings: &str) -> Deployment {
+    pub(crate) async fn deploy(&self, flow: &str, settings: &str) -> Deployment {
         self.engine().start_deployment(request(flow, settings)).await.unwrap()
     }
 
     /// The deployment when it has ended.
-    async fn ended(&self, deployment: &Deployment) -> Deployment {
+    pub(crate) async fn ended(&self, deployment: &Deployment) -> Deployment {
         let id = &deployment.deployment_id.0;
         let read = async || self.read(id).await;
         let is_over = async || read().await.phase.is_terminal();
@@ -138,16 +138,16 @@ impl Scene {
         read().await
     }
 
-    async fn read(&self, id: &str) -> Deployment {
+    pub(crate) async fn read(&self, id: &str) -> Deployment {
         let store = &**self.engine().store();
         find_deployment(store, "orders", Some(id)).await.unwrap().expect("it has begun")
     }
 
-    async fn report(&self, deployment: &Deployment) -> Report {
+    pub(crate) async fn report(&self, deployment: &Deployment) -> Report {
         deployment_report(&**self.engine().store(), deployment).await.unwrap()
     }
 
-    async fn reached(&self, deployment: &Deployment, phase: Phase) {
+    pub(crate) async fn reached(&self, deployment: &Deployment, phase: Phase) {
         let id = &deployment.deployment_id.0;
         let is_there =
             async || self.read(id).await.phases.iter().any(|entered| entered.phase == phase);
@@ -155,7 +155,7 @@ impl Scene {
     }
 
     /// Waits for the ends of runs, and checks their logs.
-    async fn check(&self, runs: &[RunId], flows: &[&Flow]) {
+    pub(crate) async fn check(&self, runs: &[RunId], flows: &[&Flow]) {
         let store = &**self.engine().store();
         for run_id in runs {
             let detail = self.engine().wait(*run_id).await.unwrap();
@@ -169,13 +169,13 @@ impl Scene {
         log.iter().map(|stored| stored.event.kind()).collect()
     }
 
-    async fn active(&self) -> String {
+    pub(crate) async fn active(&self) -> String {
         let revisions = self.engine().store().list_revisions(Some("orders")).await.unwrap();
         revisions.iter().find(|stored| stored.active).unwrap().revision.revision.to_string()
     }
 }
 
-fn request(flow: &str, settings: &str) -> DeployRequest {
+pub(crate) fn request(flow: &str, settings: &str) -> DeployRequest {
     DeployRequest {
         flow: Flow::parse(flow).unwrap(),
         folder: None,
@@ -430,13 +430,13 @@ async fn t8_one_deployment_of_a_flow_at_a_time(stores: Vec<Arc<dyn Store>>) {
 }
 
 /// A leader in a runtime of its own, which ends without a word.
-struct Leader {
+pub(crate) struct Leader {
     engine: Engine,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Leader {
-    fn start(store: Arc<dyn Store>, floor: &Floor) -> Self {
+    pub(crate) fn start(store: Arc<dyn Store>, floor: &Floor) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -450,7 +450,7 @@ impl Leader {
         Self { engine, runtime }
     }
 
-    fn kill(self) {
+    pub(crate) fn kill(self) {
         let Self { engine, runtime } = self;
         runtime.shutdown_background();
         std::mem::forget(engine);
@@ -504,7 +504,7 @@ async fn a_driver_that_dies_at_any_boundary_is_followed_by_another(stores: Vec<A
     shut_down(scene.engines).await;
 }
 
-async fn sqlite() -> Vec<Arc<dyn Store>> {
+pub(crate) async fn sqlite() -> Vec<Arc<dyn Store>> {
     let folder = tempfile::tempdir().unwrap();
     let options = SqliteOptions::new(instance_id());
     let store = SqliteStore::open(&folder.path().join("store.db"), options).await.unwrap();
@@ -514,7 +514,7 @@ async fn sqlite() -> Vec<Arc<dyn Store>> {
 }
 
 macro_rules! on_every_store {
-    ($($case:ident),+ $(,)?; shared: $($shared:ident),+ $(,)?) => {
+    ($($case:ident),+ $(,)?; shared: $($shared:ident),* $(,)?) => {
         mod memory {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
@@ -528,13 +528,13 @@ macro_rules! on_every_store {
             })+
         }
         mod redis {
-            on_every_store!(@shared redis; $($case),+, $($shared),+);
+            $crate::deploys::on_every_store!(@shared redis; $($case,)+ $($shared),*);
         }
         mod postgres {
-            on_every_store!(@shared postgres; $($case),+, $($shared),+);
+            $crate::deploys::on_every_store!(@shared postgres; $($case,)+ $($shared),*);
         }
     };
-    (@shared $kind:ident; $($case:ident),+) => {
+    (@shared $kind:ident; $($case:ident),+ $(,)?) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $case() {
             let place = super::Place::$kind();
@@ -542,6 +542,8 @@ macro_rules! on_every_store {
         })+
     };
 }
+
+pub(crate) use on_every_store;
 
 on_every_store!(
     t2_a_hundred_messages_with_a_drain_after_fifty_all_come_out,

@@ -1,6 +1,7 @@
 //! The engine on a store in memory and on shared ones: flows, time, faults, and the world outside.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod canary;
 mod debounce;
 mod degradation;
 mod deploys;
@@ -13,6 +14,7 @@ mod http;
 mod leases;
 mod limits;
 mod limits_shared;
+mod pools;
 mod process;
 mod reconciler;
 mod recorder;

@@ -156,10 +156,16 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
         settings.strategy = found.ok_or_else(|| {
             ApiError::invalid("deploy_invalid", format!("there is no strategy `{name}`"))
                 .path("strategy")
-                .help("use `rolling` or `blue-green`")
+                .help("use `rolling`, `blue-green` or `canary`")
         })?;
     }
-    if new.pool.is_some() {
+    if let Some(pool) = &new.pool {
+        if !is_identifier(pool) {
+            let message = format!("`{}` cannot be the name of a pool", pool.escape_debug());
+            return Err(ApiError::invalid("deploy_invalid", message)
+                .path("pool")
+                .help("see the pools of instances with `flowgate instances`"));
+        }
         settings.pool.clone_from(&new.pool);
     }
     if let Some(span) = &new.drain_timeout {
