@@ -107,7 +107,8 @@ macro_rules! conformance_cases {
                 once_a_gate_is_set_no_older_start_comes_in,
                 a_resent_start_is_recognised_when_the_gate_has_moved,
                 a_moved_run_fences_its_attempts_and_goes_on,
-                whoever_is_told_of_a_generation_finds_where_its_starts_go;
+                whoever_is_told_of_a_generation_finds_where_its_starts_go,
+                the_queue_of_a_start_that_was_refused_is_found_when_it_comes_again;
             pools: whoever_wants_all_queues_gets_none_of_a_pool_that_it_does_not_name,
                 a_hand_off_takes_nothing_of_another_pool,
                 whoever_waits_for_a_pool_is_woken_by_its_jobs;

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::Harness;
-use super::world::{LEASE, World, applied, chain, lease_of, refused, single};
+use super::world::{LEASE, World, applied, chain, lease_of, queued, refused, single};
 use crate::control::{GATE, GateOutcome, gate_of};
 use crate::{CommitOutcome, JobDetail, Refusal, Renewal, RunQuery};
 
@@ -263,4 +263,19 @@ pub async fn whoever_is_told_of_a_generation_finds_where_its_starts_go(harness: 
     let whole = Gate { canary: None, ..shared.then(GateState::Open) };
     assert_eq!(world.set(&flow, &whole, false).await, GateOutcome::Set);
     assert_eq!(world.gate(&flow).await, whole);
+}
+
+pub async fn the_queue_of_a_start_that_was_refused_is_found_when_it_comes_again(
+    harness: &mut impl Harness,
+) {
+    let world = World::new(harness);
+    let flow = queued("new");
+    assert_eq!(world.set(&flow, &closed(), false).await, GateOutcome::Set);
+    let open = closed().then(GateState::Open);
+    assert_eq!(world.set(&flow, &open, false).await, GateOutcome::Set);
+    let run_id = RunId(Uuid::now_v7());
+    let refusal = world.refused(world.start_at(&flow, run_id, OPEN)).await;
+    assert_eq!(refusal, Refusal::GateMoved(open.stamp()));
+    world.apply(world.start_at(&flow, run_id, open.stamp())).await;
+    assert_eq!(world.claim(10).await.len(), 1);
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, Strategy};
 use flowgate_core::flow::{Flow, FlowErrors};
+use flowgate_core::ids::is_identifier;
 use flowgate_engine::{
-    Ask, DeployRequest, Engine, deployment_report, deployments, find_deployment,
+    Ask, DeployRequest, Engine, canary_figures, deployment_report, deployments, find_deployment,
 };
 use flowgate_store::Store;
 
@@ -50,6 +51,19 @@ pub(super) async fn find(
             .path(deployment)
             .help("`GET /api/v1/deployments` lists them")
     })
+}
+
+/// Where a deployment stands, and how its canary does if it has one.
+pub(super) async fn show(
+    store: &dyn Store,
+    flow: &str,
+    deployment: &str,
+) -> Result<DeploymentItem, ApiError> {
+    let mut found = find(store, flow, deployment).await?;
+    if let Some(seen) = canary_figures(store, &found).await? {
+        found.canary = Some(seen);
+    }
+    Ok(DeploymentItem::from(&found))
 }
 
 /// What became of a deployment.
