@@ -12,10 +12,10 @@ use crate::event::{ErrorKind, Event, LeaseStamp, RunStarted, StepError};
 use crate::flow::{Action, Flow, Needs, OnTimeout, Span, Wait};
 use crate::gate::GateStamp;
 use crate::ids::{CommitId, InstanceId, JobId, RunId, SlotIndex, StepIndex};
-use crate::limits;
 use crate::payload::Payload;
 use crate::retry::NextAttempt;
 use crate::run::{Run, RunStatus, StepState};
+use crate::{limits, pool};
 
 mod hold;
 mod migrate;
@@ -166,6 +166,8 @@ pub struct Start {
     pub gate: GateStamp,
     /// The instance that accepts it.
     pub instance: Option<InstanceId>,
+    /// The pool whose instances execute it, unless it is held; any if none.
+    pub pool: Option<Arc<str>>,
 }
 
 /// Why nothing can be decided: the run is past it, or it makes no sense for this flow.
@@ -223,6 +225,7 @@ pub fn start(flow: &Flow, start: &Start, commit_id: CommitId) -> Commit {
         priority: start.priority,
         hold: start.gate.is_closed.then(|| hold::hold(start.due)),
         instance: start.instance.clone(),
+        pool: start.pool.clone().filter(|_| !start.gate.is_closed),
     };
     let mut draft = Draft::begin(flow, start.run_id, started);
     if !start.gate.is_closed {
@@ -609,7 +612,10 @@ impl<'a> Draft<'a> {
 
     fn add(&mut self, step: StepIndex, kind: JobKind, inputs: Vec<u64>, due: Due) {
         let flow_step = self.flow.step(step);
-        let queue = Arc::clone(&flow_step.queue);
+        let queue = match &self.run.pool {
+            None => Arc::clone(&flow_step.queue),
+            Some(pool) => pool::queue_of(&flow_step.queue, pool),
+        };
         let priority = self.run.priority.unwrap_or(flow_step.priority);
         let job = Job { job_id: self.job_id(step), kind, queue, priority, attempt: 0, inputs };
         self.jobs.push(JobChange::Add { job, due });

@@ -30,6 +30,9 @@ pub enum Event {
     RunReleased {
         /// The revision.
         revision: Revision,
+        /// The pool whose instances execute it from here on; any if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pool: Option<Arc<str>>,
     },
     /// The run goes on, on another revision.
     #[serde(rename = "run.migrated")]
@@ -252,6 +255,9 @@ pub struct RunStarted {
     /// The instance that accepted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instance: Option<InstanceId>,
+    /// The pool whose instances execute it; any if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
 }
 
 /// What a start that is held has asked for.
@@ -284,6 +290,9 @@ pub struct RunMigrated {
     /// The deployment that moved it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployment: Option<Arc<str>>,
+    /// The pool whose instances execute it from here on; any if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
 }
 
 /// Which lease an event was written under.
@@ -497,7 +506,7 @@ impl Event {
     pub fn revision(&self) -> Option<&Revision> {
         match self {
             Self::RunStarted(started) => Some(&started.revision),
-            Self::RunReleased { revision } => Some(revision),
+            Self::RunReleased { revision, .. } => Some(revision),
             Self::RunMigrated(migrated) => Some(&migrated.revision),
             Self::RunCheckpointed { .. }
             | Self::StepQueued { .. }

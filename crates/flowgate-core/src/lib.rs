@@ -17,6 +17,7 @@ pub mod gate;
 pub mod ids;
 pub mod limits;
 pub mod payload;
+pub mod pool;
 pub mod retry;
 pub mod run;
 pub mod schedule;

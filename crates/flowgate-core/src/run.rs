@@ -59,6 +59,9 @@ pub struct Run {
     /// What its start asked for, while it is held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<Hold>,
+    /// The pool whose instances execute it; any if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Arc<str>>,
     /// Steps that are queued, running or waiting.
     pub open: u32,
     /// Steps that are waiting.
@@ -252,6 +255,7 @@ impl Run {
             retry_of: started.retry_of,
             priority: started.priority,
             hold: started.hold,
+            pool: started.pool.clone(),
             open: 0,
             waiting: 0,
         }
@@ -296,7 +300,7 @@ impl Run {
         self.version = seq;
         match event {
             Event::RunStarted(_) => return Err(FoldError::SecondStart { seq }),
-            Event::RunReleased { .. } => self.release(flow),
+            Event::RunReleased { pool, .. } => self.release(flow, pool.clone()),
             Event::RunMigrated(migrated) => self.migrate(migrated),
             Event::RunCheckpointed { .. } => {}
             Event::SignalReceived { signal, data } => {
@@ -398,20 +402,23 @@ impl Run {
     }
 
     /// Nothing has happened to it before, so it begins as if it started on `flow`.
-    fn release(&mut self, flow: &Flow) {
+    fn release(&mut self, flow: &Flow, pool: Option<Arc<str>>) {
         self.revision = flow.revision.clone();
         self.steps = vec![StepRecord::default(); flow.steps.len()];
         self.slots = vec![0; flow.slots.len()];
         self.hold = None;
+        self.pool = pool;
         self.status = RunStatus::Running;
     }
 
     fn migrate(&mut self, migrated: &RunMigrated) {
-        let RunMigrated { revision, steps, slots, signals, renamed: _, deployment: _ } = migrated;
+        let RunMigrated { revision, steps, slots, signals, renamed: _, deployment: _, pool } =
+            migrated;
         self.revision = revision.clone();
         self.steps.clone_from(steps);
         self.slots.clone_from(slots);
         self.signals.clone_from(signals);
+        self.pool.clone_from(pool);
         let count = |is: fn(StepState) -> bool| {
             let count = self.steps.iter().filter(|step| is(step.state)).count();
             u32::try_from(count).expect("a flow's steps are few")

@@ -54,6 +54,17 @@ pub struct QueuesSeen {
     pub paused: Vec<Arc<str>>,
     /// Those that instances take jobs of; absent if one takes those of all, or nothing is known.
     pub served: Option<Vec<Arc<str>>>,
+    /// Instances that have a pool and are heard of, if that is known.
+    pub pools: Option<Vec<PoolSeen>>,
+}
+
+/// An instance that has a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSeen {
+    /// Its pool.
+    pub pool: Arc<str>,
+    /// The queues that it takes jobs of; all if none.
+    pub queues: Option<Vec<Arc<str>>>,
 }
 
 /// Somebody who takes the steps of a worker.
@@ -63,6 +74,8 @@ pub struct WorkerSeen {
     pub worker: Arc<str>,
     /// The queues that they are taken from; all if none.
     pub queues: Option<Vec<Arc<str>>>,
+    /// The pool that they may be for besides, if any.
+    pub pool: Option<Arc<str>>,
     /// When somebody last asked.
     pub seen_at: Timestamp,
 }
@@ -320,6 +333,9 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     if !is_later && standing.queues.paused.contains(&queue) {
         return Cause::Paused { queue, since: job.due_at };
     }
+    if !is_later && let Some(cause) = poolless(step, standing, job) {
+        return cause;
+    }
     if (!is_later || was_released(standing, &step.name))
         && let Some(cause) = workerless(step, standing, job, now)
     {
@@ -348,6 +364,17 @@ fn queued_or_leased(flow: &Flow, standing: &Standing<'_>, job: &OpenJob, now: Ti
     Cause::Queued { queue, since: job.due_at }
 }
 
+/// That no instance of the run's pool takes the step, if so.
+fn poolless(step: &Step, standing: &Standing<'_>, job: &OpenJob) -> Option<Cause> {
+    let (pool, pools) = (standing.run.pool.as_ref()?, standing.queues.pools.as_ref()?);
+    let takes = |seen: &PoolSeen| {
+        let queues = seen.queues.as_ref();
+        seen.pool == *pool && queues.is_none_or(|queues| queues.contains(&step.queue))
+    };
+    let (pool, queue) = (Arc::clone(pool), Arc::clone(&step.queue));
+    (!pools.iter().any(takes)).then_some(Cause::NoPool { pool, queue, since: job.due_at })
+}
+
 /// Whether the last that happened to the step is that somebody handed it back.
 fn was_released(standing: &Standing<'_>, step: &str) -> bool {
     let last = events_of(standing.events, step).next_back();
@@ -364,7 +391,10 @@ fn workerless(
     let worker = step.action.worker()?;
     let takes = |seen: &&WorkerSeen| {
         let queues = seen.queues.as_ref();
-        *seen.worker == *worker && queues.is_none_or(|queues| queues.contains(&step.queue))
+        let pool = &standing.run.pool;
+        *seen.worker == *worker
+            && (pool.is_none() || seen.pool == *pool)
+            && queues.is_none_or(|queues| queues.contains(&step.queue))
     };
     let asked_at = standing.workers?.iter().filter(takes).map(|seen| seen.seen_at).max();
     if asked_at.is_some_and(|at| now.since(at) <= WORKER_SEEN_FOR) {

@@ -127,7 +127,7 @@ fn next(instance: &Instance, state: InstanceState) -> Beat {
         role: config.role.clone(),
         pool: config.pool.clone(),
         queues: match instance.queues.served() {
-            Queues::All | Queues::AllBut(_) => None,
+            Queues::All | Queues::AllBut(_) | Queues::AllOf { .. } => None,
             Queues::Only(queues) => Some(queues.clone()),
         },
         workers: instance.workers.names().map(Into::into).collect(),

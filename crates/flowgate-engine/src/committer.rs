@@ -289,7 +289,7 @@ impl Committer {
                 break;
             }
             let commit = start.commit();
-            note_foreign(&start.flow, &commit, &mut foreign);
+            note_foreign(&instance, &start.flow, &commit, &mut foreign);
             if push(SentOrigin::Start(start), None, commit) {
                 return (commits, sent, foreign);
             }
@@ -301,7 +301,7 @@ impl Committer {
             match decide::decide(&instance, entry) {
                 Some((commit, items)) => {
                     entry.phase = Phase::Sent;
-                    note_foreign(&entry.flow, &commit, &mut foreign);
+                    note_foreign(&instance, &entry.flow, &commit, &mut foreign);
                     if push(SentOrigin::Reports(run_id, items), Some(base), commit) {
                         break;
                     }
@@ -396,14 +396,21 @@ fn due_job(change: &JobChange) -> Option<&Job> {
     }
 }
 
-/// Notes the queues of what a commit makes due and this instance cannot execute: nothing of them
-/// may be handed off to it.
-fn note_foreign(flow: &LoadedFlow, commit: &Commit, foreign: &mut Vec<Arc<str>>) {
-    if !flow.has_foreign() {
+/// Notes the queues of what a commit makes due and this instance cannot execute, or may not: nothing
+/// of them may be handed off to it.
+fn note_foreign(
+    instance: &Instance,
+    flow: &LoadedFlow,
+    commit: &Commit,
+    foreign: &mut Vec<Arc<str>>,
+) {
+    let pool = &commit.record.pool;
+    let is_of_another = pool.is_some() && *pool != instance.config.pool;
+    if !flow.has_foreign() && !is_of_another {
         return;
     }
     for job in commit.jobs.iter().filter_map(due_job) {
-        if flow.is_foreign(job.job_id.step) && !foreign.contains(&job.queue) {
+        if (is_of_another || flow.is_foreign(job.job_id.step)) && !foreign.contains(&job.queue) {
             foreign.push(Arc::clone(&job.queue));
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::flow::{Action, Flow};
-use flowgate_core::ids::InstanceId;
+use flowgate_core::ids::{InstanceId, is_identifier};
 use flowgate_core::limits;
 use flowgate_store::{Queues, Retention};
 
@@ -33,7 +33,8 @@ pub struct EngineConfig {
     pub instance: InstanceId,
     /// What it is for, in a word that is listed with it.
     pub role: Option<Arc<str>>,
-    /// A label by which those who run it find it again.
+    /// Its pool: it executes what is for that pool besides what is for anybody, and nothing that is
+    /// for another.
     pub pool: Option<Arc<str>>,
     /// The queues that it serves. One that serves none is a client: it starts and steers runs, and
     /// neither executes anything, nor looks after what others left, nor counts as an instance.
@@ -167,6 +168,9 @@ pub enum ConfigError {
     /// No slots, or too many.
     #[error("slots is {0}; it must be from 1 to {SLOTS_MAX}")]
     Slots(usize),
+    /// The pool has a name that none can have.
+    #[error("`{0}` is not a pool; write letters, digits, `-`, `_` and `.`")]
+    Pool(Arc<str>),
     /// The lease is too short.
     #[error("the lease is {0:?}; it must be {LEASE_MIN:?} or longer")]
     LeaseTooShort(Duration),
@@ -231,6 +235,9 @@ impl EngineConfig {
 
     /// Whether it can work.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(pool) = self.pool.as_ref().filter(|pool| !is_identifier(pool)) {
+            return Err(ConfigError::Pool(Arc::clone(pool)));
+        }
         if self.slots == 0 || self.slots > SLOTS_MAX {
             return Err(ConfigError::Slots(self.slots));
         }

@@ -161,7 +161,8 @@ pub(crate) async fn put_off(
     (key, window): (&Arc<str>, Window),
 ) -> Result<Started, EngineError> {
     let store = &*instance.store;
-    let Start { run_id, input, tags, priority, key: _, due: _, gate: _, instance: _ } = start;
+    let Start { run_id, input, tags, priority, key: _, due: _, gate: _, instance: _, pool: _ } =
+        start;
     let last = LastStart { revision: flow.revision.clone(), tags, priority };
     let _turn = instance.bursts.take(key).await;
     let mut backoff = Backoff::new(Duration::from_millis(1), Duration::from_millis(100));

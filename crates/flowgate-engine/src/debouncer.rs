@@ -252,8 +252,8 @@ impl Debouncer {
         let pinned = (&burst.flow, &burst.last.revision);
         let flow = flows.load(&**store, workers, pinned).await.map_err(EngineError::Flow)?;
         let (run_id, tags, priority) = (burst.run_id, burst.last.tags.clone(), burst.last.priority);
-        let (key, due, instance) = (None, Due::Now, None);
-        let start = Start { run_id, input, key, tags, priority, due, gate, instance };
+        let (key, due, instance, pool) = (None, Due::Now, None, None);
+        let start = Start { run_id, input, key, tags, priority, due, gate, instance, pool };
         engine.begin(flow, start).await.map(drop)
     }
 

@@ -13,7 +13,7 @@ use flowgate_core::deploy::{
     Strategy, plan,
 };
 use flowgate_core::flow::Flow;
-use flowgate_core::ids::{Revision, RunId};
+use flowgate_core::ids::{Revision, RunId, is_identifier};
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
 use flowgate_core::run::{Run, RunStatus};
@@ -29,12 +29,14 @@ use crate::error::{EngineError, FlowError};
 use crate::supervisor::Engine;
 
 mod act;
+mod canary;
 mod conservation;
 mod driver;
 mod look;
 pub(crate) mod refused;
 mod shadow;
 
+pub use canary::canary_figures;
 pub(crate) use driver::drive;
 
 /// The topic by which the leader is told of deployments.
@@ -174,10 +176,9 @@ impl Engine {
         request: &DeployRequest,
     ) -> Result<DeployPlan, EngineError> {
         let (store, name) = (&**self.store(), &request.flow.name);
-        if request.settings.strategy == Strategy::Canary {
-            let message =
-                "the strategy `canary` cannot be driven yet; use `rolling` or `blue-green`";
-            return Err(EngineError::Invalid(message.to_owned()));
+        if let Some(pool) = request.settings.pool.as_ref().filter(|pool| !is_identifier(pool)) {
+            let message = format!("`{}` cannot be the name of a pool", pool.escape_debug());
+            return Err(EngineError::Invalid(message));
         }
         let revisions = store.list_revisions(Some(name)).await?;
         let active = revisions.iter().find(|stored| stored.active);
@@ -273,13 +274,22 @@ impl Engine {
     pub async fn ask_deployment(&self, flow: &str, ask: &Ask) -> Result<Deployment, EngineError> {
         let found = find_deployment(&**self.store(), flow, None).await?;
         let deployment = found.ok_or_else(|| EngineError::NoDeployment(flow.into()))?;
-        let is_too_late = match ask {
-            Ask::Rollback { .. } => !deployment.phase.can_roll_back(),
-            Ask::Promote {} => deployment.phase != Phase::Resume,
+        let (id, phase) = (&deployment.deployment_id, deployment.phase);
+        let strategy = deployment.settings.strategy;
+        let refused = match ask {
+            Ask::Rollback { .. } => (!phase.can_roll_back())
+                .then(|| format!("deployment {id} is in the phase {phase}, which is past that")),
+            Ask::Promote {} if strategy != Strategy::Canary => {
+                Some(format!("deployment {id} is {strategy}; only a canary is promoted"))
+            }
+            Ask::Promote {} => (phase != Phase::Resume).then(|| {
+                let watched = Phase::Resume;
+                format!(
+                    "deployment {id} is in the phase {phase}; a canary is promoted in {watched}"
+                )
+            }),
         };
-        if is_too_late {
-            let (id, phase) = (&deployment.deployment_id, deployment.phase);
-            let message = format!("deployment {id} is in the phase {phase}, which is past that");
+        if let Some(message) = refused {
             return Err(EngineError::Invalid(message));
         }
         let key = key_of(&deployment.flow, &deployment.deployment_id);

@@ -2,7 +2,8 @@
 //! goes on.
 //!
 //! A start names the generation of the gate that this instance knows last. If the gate has moved the
-//! store refuses it and says where the gate is now, so nobody reads a gate before a start.
+//! store refuses it and says where the gate is now, so nobody reads a gate before a start. What else
+//! a gate says, where starts go, is read once for each generation.
 //!
 //! What was held is released in the term of the leader, the oldest first, and the gate opens when
 //! the store sees that nothing is held any more:
@@ -62,11 +63,19 @@ const PACE: Duration = Duration::from_millis(100);
 /// What an instance knows of the gates.
 #[derive(Debug, Default)]
 pub(crate) struct Gates {
-    known: RwLock<HashMap<Arc<str>, GateStamp>>,
+    known: RwLock<HashMap<Arc<str>, Known>>,
     rooms: RwLock<HashMap<Arc<str>, Room>>,
     /// Of the starts that wait for a gate, one asks how it is.
     turns: Mutex<HashMap<Arc<str>, Arc<tokio::sync::Mutex<()>>>>,
     refusals: Refusals,
+}
+
+/// What an instance knows of a gate.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    stamp: GateStamp,
+    /// The gate of that generation, once a start had to know where it goes.
+    gate: Option<Arc<Gate>>,
 }
 
 /// How much a flow holds, as far as this instance knows.
@@ -84,14 +93,28 @@ struct Room {
 impl Gates {
     /// The gate as a start should name it.
     pub(crate) fn stamp(&self, flow: &str) -> GateStamp {
-        self.known.read().get(flow).copied().unwrap_or_default()
+        self.known.read().get(flow).map(|known| known.stamp).unwrap_or_default()
+    }
+
+    /// The gate as it is known since this generation.
+    fn found(&self, flow: &str, generation: u64) -> Option<Arc<Gate>> {
+        let known = self.known.read();
+        known.get(flow).filter(|known| known.stamp.generation >= generation)?.gate.clone()
+    }
+
+    fn find(&self, flow: &str, generation: u64, gate: &Arc<Gate>) {
+        if let Some(known) = self.known.write().get_mut(flow)
+            && known.stamp.generation == generation
+        {
+            known.gate = Some(Arc::clone(gate));
+        }
     }
 
     fn note(&self, flow: &Arc<str>, gate: GateStamp) {
         let mut known = self.known.write();
         let last = known.entry(Arc::clone(flow)).or_default();
-        if gate.generation > last.generation {
-            *last = gate;
+        if gate.generation > last.stamp.generation {
+            *last = Known { stamp: gate, gate: None };
         }
     }
 }
@@ -103,6 +126,23 @@ impl Instance {
         self.gates.rooms.write().remove(flow);
         self.gates.note(flow, gate);
     }
+}
+
+/// The gate as a start meets it that knows its stamp; none if it was never set.
+pub(crate) async fn met(
+    instance: &Instance,
+    flow: &Arc<str>,
+    stamp: GateStamp,
+) -> Result<Option<Arc<Gate>>, EngineError> {
+    if stamp.generation == 0 {
+        return Ok(None);
+    }
+    if let Some(gate) = instance.gates.found(flow, stamp.generation) {
+        return Ok(Some(gate));
+    }
+    let gate = Arc::new(read(instance, flow).await?);
+    instance.gates.find(flow, stamp.generation, &gate);
+    Ok(Some(gate))
 }
 
 /// Has a start wait for a gate that opens, and refuses one that the flow has no room to hold.
@@ -556,6 +596,7 @@ pub(crate) async fn release(
     let Instance { flows, store, workers, .. } = &**instance;
     let active = flows.active(&**store, workers, flow).await.map_err(EngineError::Flow)?;
     let active = active.ok_or_else(|| EngineError::NoFlow(Arc::clone(flow)))?;
+    let gate = read(instance, flow).await?;
     let read = async |held: HeldRun| {
         if let Some(run) = held.run {
             return Ok(Some((run, held.accepted_at)));
@@ -570,7 +611,15 @@ pub(crate) async fn release(
         let Some((run, accepted_at)) = read? else { continue };
         let commit_id = instance.commit_ids.next();
         // One that is not held any more was cancelled, or released by a leader before this one.
-        if let Ok(commit) = decide::release(&active.flow, &run, accepted_at, commit_id) {
+        let to = match gate.canary_of(run.run_id) {
+            None => Arc::clone(&active),
+            Some(canary) => {
+                let loaded = flows.load(&**store, workers, (flow, canary)).await;
+                loaded.map_err(EngineError::Flow)?
+            }
+        };
+        let to = (&to.flow, gate.pool_of(&to.flow.revision));
+        if let Ok(commit) = decide::release(to, &run, accepted_at, commit_id) {
             commits.push(commit);
         }
     }

@@ -103,7 +103,7 @@ impl Instance {
         logs: LogSink,
     ) -> Self {
         let run_ids = RunIds::default();
-        let queues = Arc::new(QueueBook::new(&config.queues, &workers));
+        let queues = Arc::new(QueueBook::new(&config.queues, config.pool.as_ref(), &workers));
         Self {
             ends: Ends::new(store.is_shared()),
             store,

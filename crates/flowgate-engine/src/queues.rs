@@ -7,6 +7,9 @@
 //! So is a queue that, as far as the instance knows, holds nothing but steps of workers that it has
 //! no handler for, or steps that publish where it has no broker: they are for others. It knows the revisions in the store from its start, and
 //! those that it meets; it looks again rarely, should another step have come to such a queue.
+//!
+//! An instance of a pool takes jobs of its queues that are for its pool, besides those for anybody.
+//! What is set for a queue holds for the jobs of all pools together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,6 +22,7 @@ use flowgate_core::flow::{
 };
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::payload::Payload;
+use flowgate_core::pool;
 use flowgate_store::control::{Expect, Limit, RecordQuery, RecordWrite, RecordsOutcome};
 use flowgate_store::{Queues, Store, StoreError};
 use parking_lot::RwLock;
@@ -135,6 +139,8 @@ pub async fn change_queue(
 pub(crate) struct QueueBook {
     /// The queues that the instance is for.
     served: Queues,
+    /// Its pool.
+    pool: Option<Arc<str>>,
     current: RwLock<Current>,
     has_limits: AtomicBool,
     changed: Notify,
@@ -160,21 +166,22 @@ struct Use {
 }
 
 impl Current {
-    /// The queues of `served` that are neither paused nor for others alone.
-    fn open_of(&self, served: &Queues) -> Queues {
+    /// The queues of `served` that are neither paused nor for others alone, with those of `pool`.
+    fn open_of(&self, served: &Queues, pool: Option<&Arc<str>>) -> Queues {
         let for_others = self.uses.iter().filter(|(_, used)| used.elsewhere && !used.here);
         let mut left_out: Vec<Arc<str>> = for_others.map(|(name, _)| Arc::clone(name)).collect();
         left_out.sort_unstable();
         let paused = self.paused.iter().filter(|name| !left_out.contains(name));
         let paused: Vec<Arc<str>> = paused.cloned().collect();
         left_out.extend(paused);
-        without(served, left_out)
+        with_pool(without(served, left_out), pool)
     }
 }
 
 impl QueueBook {
-    /// What an instance that serves `queues` and has handlers for `workers` knows at its start.
-    pub(crate) fn new(queues: &Queues, workers: &Workers) -> Self {
+    /// What an instance of `pool` that serves `queues` and has handlers for `workers` knows at its
+    /// start.
+    pub(crate) fn new(queues: &Queues, pool: Option<&Arc<str>>, workers: &Workers) -> Self {
         let current = Current {
             open: Queues::Only(Vec::new()),
             paused: Vec::new(),
@@ -184,6 +191,7 @@ impl QueueBook {
         };
         Self {
             served: served(queues, workers),
+            pool: pool.cloned(),
             current: RwLock::new(current),
             has_limits: AtomicBool::new(false),
             changed: Notify::new(),
@@ -200,10 +208,16 @@ impl QueueBook {
         &self.served
     }
 
-    /// Those of `queues` that are not paused.
-    pub(crate) fn unpaused(&self, queues: &[Arc<str>]) -> Vec<Arc<str>> {
+    /// Whether the instance is for jobs in `queue`, whatever is set for it.
+    pub(crate) fn serves(&self, queue: &str) -> bool {
+        with_pool(self.served.clone(), self.pool.as_ref()).contains(queue)
+    }
+
+    /// Those of `queues` that are not paused, with those of the instance's pool.
+    pub(crate) fn unpaused(&self, queues: &[Arc<str>]) -> Queues {
         let current = self.current.read();
-        queues.iter().filter(|name| !current.paused.contains(name)).cloned().collect()
+        let open = queues.iter().filter(|name| !current.paused.contains(name)).cloned();
+        with_pool(Queues::Only(open.collect()), self.pool.as_ref())
     }
 
     /// Notes steps by their queues, and whether the instance can execute them.
@@ -221,7 +235,7 @@ impl QueueBook {
         if !is_new || !current.is_known {
             return;
         }
-        let open = current.open_of(&self.served);
+        let open = current.open_of(&self.served, self.pool.as_ref());
         let is_same = std::mem::replace(&mut current.open, open) == current.open;
         drop(current);
         if !is_same {
@@ -236,7 +250,8 @@ impl QueueBook {
 
     /// Whether jobs of `queue` need a permit.
     pub(crate) fn is_limited(&self, queue: &str) -> bool {
-        self.has_limits.load(Ordering::Relaxed) && self.current.read().limits.contains_key(queue)
+        self.has_limits.load(Ordering::Relaxed)
+            && self.current.read().limits.contains_key(pool::split(queue).0)
     }
 
     /// What jobs of `queue` need a permit of.
@@ -244,7 +259,7 @@ impl QueueBook {
         if !self.has_limits.load(Ordering::Relaxed) {
             return Vec::new();
         }
-        self.current.read().limits.get(queue).cloned().unwrap_or_default()
+        self.current.read().limits.get(pool::split(queue).0).cloned().unwrap_or_default()
     }
 
     /// Returns once the settings are known.
@@ -278,7 +293,7 @@ impl QueueBook {
         let mut current = self.current.write();
         let are_same = current.is_known && current.paused == paused;
         (current.limits, current.paused) = (limits, paused);
-        let open = current.open_of(&self.served);
+        let open = current.open_of(&self.served, self.pool.as_ref());
         // Those who wait for a queue that this instance does not serve are told too.
         let is_same = are_same && current.open == open;
         (current.open, current.is_known) = (open, true);
@@ -304,7 +319,7 @@ fn limits_of(queue: &str, settings: QueueSettings) -> Vec<Permit> {
 /// names queues and leaves `default` out gets those and no others.
 fn served(queues: &Queues, workers: &Workers) -> Queues {
     match queues {
-        Queues::All | Queues::AllBut(_) => queues.clone(),
+        Queues::All | Queues::AllBut(_) | Queues::AllOf { .. } => queues.clone(),
         Queues::Only(names) if !queues.contains(QUEUE_DEFAULT) => Queues::Only(names.clone()),
         Queues::Only(names) => {
             let own =
@@ -326,10 +341,31 @@ pub(crate) fn without(queues: &Queues, mut left_out: Vec<Arc<str>>) -> Queues {
             left_out.extend(more);
             Queues::AllBut(left_out)
         }
+        Queues::AllOf { pool, but } => {
+            let more = but.iter().filter(|name| !left_out.contains(name));
+            let more: Vec<Arc<str>> = more.cloned().collect();
+            left_out.extend(more);
+            Queues::AllOf { pool: Arc::clone(pool), but: left_out }
+        }
         Queues::Only(names) => {
             let open = names.iter().filter(|name| !left_out.contains(name));
             Queues::Only(open.cloned().collect())
         }
+    }
+}
+
+/// `queues`, none of which is of a pool, and for each of them that of `pool`.
+fn with_pool(queues: Queues, pool: Option<&Arc<str>>) -> Queues {
+    let Some(pool) = pool else { return queues };
+    let both = |names: Vec<Arc<str>>| -> Vec<Arc<str>> {
+        names.into_iter().flat_map(|name| [pool::queue_of(&name, pool), name]).collect()
+    };
+    match queues {
+        Queues::All => Queues::AllOf { pool: Arc::clone(pool), but: Vec::new() },
+        Queues::AllBut(names) | Queues::AllOf { but: names, .. } => {
+            Queues::AllOf { pool: Arc::clone(pool), but: both(names) }
+        }
+        Queues::Only(names) => Queues::Only(both(names)),
     }
 }
 

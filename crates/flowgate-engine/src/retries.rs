@@ -111,8 +111,11 @@ impl Engine {
                 return Err(EngineError::GateClosed { flow: Arc::clone(&run.flow) });
             }
             let commit_id = instance.commit_ids.next();
+            let met = gates::met(instance, &run.flow, gate).await?;
+            let pool = met.as_ref().and_then(|met| met.pool_of(&flow.flow.revision)).cloned();
             let by = Some(instance.config.instance.clone());
-            let new = RetryAs { run_id: new_id, commit_id, gate: gate.generation, instance: by };
+            let gate = gate.generation;
+            let new = RetryAs { run_id: new_id, commit_id, gate, instance: by, pool };
             let commit =
                 decide::retry(flows, &run, &log, from, &new).map_err(EngineError::Rejected)?;
             let (reply, answer) = oneshot::channel();

@@ -98,9 +98,14 @@ fn new_start(flow: &Flow, request: StartRequest, run_ids: &RunIds) -> Result<Sta
             return Err(EngineError::Invalid(message.to_owned()));
         }
     };
-    // Which instance begins it is said where it begins.
-    let (gate, instance) = (GateStamp::default(), None);
-    Ok(Start { run_id, input, key, tags, priority, due, gate, instance })
+    // Which instance begins it, and for which pool, is said where it begins.
+    let (gate, instance, pool) = (GateStamp::default(), None, None);
+    Ok(Start { run_id, input, key, tags, priority, due, gate, instance, pool })
+}
+
+/// Whether a start that was checked for one revision is right for this one.
+pub(crate) fn suits(flow: &Flow, start: &Start) -> bool {
+    flow.check_input(&start.input).is_ok() && check_when(flow, start.priority, start.due).is_ok()
 }
 
 fn check_when(flow: &Flow, priority: Option<u8>, due: Due) -> Result<(), EngineError> {

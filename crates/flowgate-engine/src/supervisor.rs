@@ -460,6 +460,11 @@ impl Engine {
         Ok(stats.into_iter().map(depth).collect())
     }
 
+    /// Whether it is for jobs in a queue of the store, whatever is set for that.
+    pub fn serves(&self, queue: &str) -> bool {
+        self.instance().queues.serves(queue)
+    }
+
     /// Whether nothing is in flight on this instance.
     pub fn is_idle(&self) -> bool {
         let instance = self.instance();
@@ -565,11 +570,12 @@ impl Engine {
                     Err(full)
                 };
             }
+            let to = self.sent_to(&flow, &mut start).await?;
             let (run_id, commit_id) = (start.run_id, instance.commit_ids.next());
-            let decided = Some(decide::start(&flow.flow, &start, commit_id));
+            let decided = Some(decide::start(&to.flow, &start, commit_id));
             let (reply, answer) = oneshot::channel();
             let origin = Origin::Start(start.clone());
-            let new_run = NewRun { flow: Arc::clone(&flow), origin, commit_id, reply, decided };
+            let new_run = NewRun { flow: to, origin, commit_id, reply, decided };
             instance.inbox.push(Inbound::Start(Box::new(new_run)));
             match self.answer(answer).await {
                 Ok(run) => return Ok(Started::begun(run)),
@@ -591,6 +597,34 @@ impl Engine {
             }
         }
         Err(EngineError::Contended)
+    }
+
+    /// The revision that a start begins on, and whose pool: those of a canary if its share has the
+    /// run and its revision takes such a start, else those of `flow`.
+    async fn sent_to(
+        &self,
+        flow: &Arc<LoadedFlow>,
+        start: &mut Start,
+    ) -> Result<Arc<LoadedFlow>, EngineError> {
+        let instance = self.instance();
+        let Instance { flows, store, workers, .. } = &**instance;
+        let name = &flow.flow.name;
+        let Some(gate) = gates::met(instance, name, start.gate).await? else {
+            return Ok(Arc::clone(flow));
+        };
+        let mut to = Arc::clone(flow);
+        if let Some(canary) = gate.canary_of(start.run_id)
+            && !start.gate.is_closed
+            && flows.is_active(flow)
+        {
+            let loaded = flows.load(&**store, workers, (name, canary)).await;
+            let canary = loaded.map_err(EngineError::Flow)?;
+            if starts::suits(&canary.flow, start) {
+                to = canary;
+            }
+        }
+        start.pool = gate.pool_of(&to.flow.revision).cloned();
+        Ok(to)
     }
 
     /// Starts a run, or finds the one that it shares with other starts.

@@ -114,6 +114,7 @@ mod tests {
             due: Due::Now,
             gate: flowgate_core::gate::GateStamp::default(),
             instance: None,
+            pool: None,
         };
         Commit { jobs, ..decide::start(&flow, &start, CommitIds::new(1).next()) }
     }

@@ -26,6 +26,7 @@ pub mod leases;
 pub mod listing;
 pub mod log;
 pub mod permits;
+pub mod pools;
 pub mod priority;
 pub mod records;
 pub mod terms;
@@ -105,7 +106,12 @@ macro_rules! conformance_cases {
                 a_gate_stays_closed_over_a_reopen,
                 once_a_gate_is_set_no_older_start_comes_in,
                 a_resent_start_is_recognised_when_the_gate_has_moved,
-                a_moved_run_fences_its_attempts_and_goes_on;
+                a_moved_run_fences_its_attempts_and_goes_on,
+                whoever_is_told_of_a_generation_finds_where_its_starts_go,
+                the_queue_of_a_start_that_was_refused_is_found_when_it_comes_again;
+            pools: whoever_wants_all_queues_gets_none_of_a_pool_that_it_does_not_name,
+                a_hand_off_takes_nothing_of_another_pool,
+                whoever_waits_for_a_pool_is_woken_by_its_jobs;
             leases: a_claim_returns_job_record_and_inputs,
                 a_claim_counts_an_attempt,
                 a_claimed_job_is_not_claimed_again,
@@ -300,6 +306,7 @@ pub fn written_cases() -> usize {
         include_str!("conformance/backlog.rs"),
         include_str!("conformance/priority.rs"),
         include_str!("conformance/gates.rs"),
+        include_str!("conformance/pools.rs"),
     ];
     sources.iter().map(|source| source.matches("\npub async fn ").count()).sum()
 }

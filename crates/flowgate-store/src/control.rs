@@ -142,7 +142,9 @@ pub trait Control: Send + Sync {
     /// there. With `only_if_empty`, only while no run of the flow is held.
     ///
     /// When this returns, no start of an older generation comes in any more. To set the same gate
-    /// again does no harm; after an error it may be set, or set in part.
+    /// again does no harm; after an error it may be set, or set in part. Whoever was told of a
+    /// generation by a refusal finds a record that sends starts where that generation does; one that
+    /// opens sends them where the one before it did.
     async fn set_gate(
         &self,
         flow: &Arc<str>,

@@ -34,6 +34,7 @@ use flowgate_core::flow::FlowFile;
 use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{InstanceId, JobId, LeaseToken, Position, Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::pool;
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -357,24 +358,37 @@ pub struct Claimant {
     pub lease: Duration,
 }
 
-/// A choice of queues.
+/// A choice of queues. Those of a pool ([`flowgate_core::pool`]) are in it only where that pool, or
+/// the very queue, is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Queues {
-    /// All of them.
+    /// All of no pool.
     All,
     /// These.
     Only(Vec<Arc<str>>),
-    /// All but these.
+    /// All of no pool but these.
     AllBut(Vec<Arc<str>>),
+    /// All of no pool and all of one.
+    AllOf {
+        /// The pool.
+        pool: Arc<str>,
+        /// But these.
+        but: Vec<Arc<str>>,
+    },
 }
 
 impl Queues {
     /// Whether `queue` is one of them.
     pub fn contains(&self, queue: &str) -> bool {
+        let is_one_of = |names: &[Arc<str>]| names.iter().any(|name| **name == *queue);
+        let pool_of = |queue| pool::split(queue).1;
         match self {
-            Self::All => true,
-            Self::Only(queues) => queues.iter().any(|name| **name == *queue),
-            Self::AllBut(queues) => !queues.iter().any(|name| **name == *queue),
+            Self::All => pool_of(queue).is_none(),
+            Self::Only(names) => is_one_of(names),
+            Self::AllBut(names) => pool_of(queue).is_none() && !is_one_of(names),
+            Self::AllOf { pool, but } => {
+                pool_of(queue).is_none_or(|of| *of == **pool) && !is_one_of(but)
+            }
         }
     }
 }

@@ -81,7 +81,7 @@ pub(crate) const KEYS: [Key; 33] = [
     key("log", "FLOWGATE_LOG", "warn", "off, error, warn, info, debug or trace"),
     key("queues", "FLOWGATE_QUEUES", "*", "queues to serve; `*` is all of them"),
     key("role", "FLOWGATE_ROLE", "all", "of a worker: all, job-worker, cron-worker or auto"),
-    key("pool", "FLOWGATE_POOL", "", "a label that is listed with the instance"),
+    key("pool", "FLOWGATE_POOL", "", "the pool whose work it executes besides what is for anybody"),
     key("listen", "FLOWGATE_LISTEN", "127.0.0.1:7420", "where the API is; or off"),
     key("api", "FLOWGATE_API", "on", "on; off: only health and metrics are served"),
     key(

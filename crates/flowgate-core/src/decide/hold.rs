@@ -1,5 +1,6 @@
 //! Letting a run go on that was held.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Draft, Rejection};
@@ -22,9 +23,9 @@ pub(super) fn hold(due: Due) -> Hold {
 }
 
 /// The commit with which a held run, accepted at `accepted_at`, begins on `flow`, the revision that
-/// it is pinned to from then on.
+/// it is pinned to from then on, for instances of `pool` or for any.
 pub fn release(
-    flow: &Flow,
+    (flow, pool): (&Flow, Option<&Arc<str>>),
     run: &Run,
     accepted_at: Timestamp,
     commit_id: CommitId,
@@ -38,7 +39,7 @@ pub fn release(
         (None, None) => Due::Now,
     };
     let mut draft = Draft::resume(flow, run);
-    draft.push(Event::RunReleased { revision: flow.revision.clone() });
+    draft.push(Event::RunReleased { revision: flow.revision.clone(), pool: pool.cloned() });
     draft.open_step(flow.entry, vec![1], due);
     Ok(draft.finish(commit_id, vec![Guard::RunVersion(run.version)]))
 }

@@ -69,6 +69,7 @@ pub fn place(
         steps,
         slots,
         deployment: None,
+        pool: run.pool.clone(),
     };
     check_order(flow, &migrated)?;
     Ok(migrated)

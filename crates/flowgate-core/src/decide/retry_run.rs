@@ -30,6 +30,8 @@ pub struct RetryAs {
     pub gate: u64,
     /// The instance that accepts it.
     pub instance: Option<InstanceId>,
+    /// The pool whose instances execute it; any if none.
+    pub pool: Option<Arc<str>>,
 }
 
 /// The first commit of a run that tries `old` again, whose whole log is `log`.
@@ -53,7 +55,7 @@ pub fn retry(
     if again.iter().all(|again| !again) {
         return Err(Rejection::NothingToRetry);
     }
-    let RetryAs { run_id, commit_id, gate, instance } = new.clone();
+    let RetryAs { run_id, commit_id, gate, instance, pool } = new.clone();
     let started = RunStarted {
         flow: Arc::clone(&flow.name),
         revision: flow.revision.clone(),
@@ -64,6 +66,7 @@ pub fn retry(
         priority: old.priority,
         hold: None,
         instance,
+        pool,
     };
     let mut draft = Draft::begin(flow, run_id, started);
     carry_over(&mut draft, log, &again);

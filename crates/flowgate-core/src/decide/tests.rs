@@ -15,6 +15,7 @@ use crate::run::{Run, RunStatus, StepState};
 use uuid::Uuid;
 
 mod gate;
+mod pool;
 mod random;
 
 fn worker(subscribes: &Value, emits: &[&str]) -> Value {
@@ -32,7 +33,7 @@ fn flow(steps: &Value) -> Value {
 /// What a retry is, in these tests.
 fn retried() -> RetryAs {
     let (run_id, commit_id) = (RunId(Uuid::from_u128(8)), CommitId(Uuid::from_u128(99)));
-    RetryAs { run_id, commit_id, gate: 0, instance: None }
+    RetryAs { run_id, commit_id, gate: 0, instance: None, pool: None }
 }
 
 fn diamond() -> World {

@@ -29,6 +29,8 @@ pub(super) struct World {
     /// The generation of the gate, and whether it holds what starts.
     pub(super) gate: u64,
     pub(super) is_closed: bool,
+    /// The pool of what starts.
+    pub(super) pool: Option<Arc<str>>,
     /// Revisions that the run was pinned to before.
     pub(super) before: Vec<Flow>,
 }
@@ -73,6 +75,7 @@ impl World {
             tokens: 0,
             gate: 0,
             is_closed: false,
+            pool: None,
             before: Vec::new(),
         }
     }
@@ -102,6 +105,7 @@ impl World {
             due,
             gate: GateStamp { generation: self.gate, is_closed: self.is_closed },
             instance: None,
+            pool: self.pool.clone(),
         };
         let commit = start(&self.flow, &request, commit_id);
         assert_eq!(self.apply(&commit), Applied::Now);

@@ -9,6 +9,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::figures::{Figures, real};
 use super::plan::{Fate, PlannedRun};
 use super::record::{Counts, Deployment, Phase, RollbackReason, SmokeResult, Verdict};
@@ -105,7 +107,7 @@ pub struct SmokeSeen {
 }
 
 /// How two revisions did side by side.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CanarySeen {
     /// The old one.
     pub old: Figures,
@@ -398,6 +400,8 @@ fn resume(deployment: &Deployment, seen: &Seen) -> Next {
 }
 
 fn watch_canary(deployment: &Deployment, seen: &Seen, rules: &Canary) -> Next {
+    // What was decided by is kept.
+    let deployment = &Deployment { canary: seen.canary.clone(), ..deployment.clone() };
     let promoted = || {
         let mut record = deployment.clone();
         record.version += 1;
@@ -406,6 +410,9 @@ fn watch_canary(deployment: &Deployment, seen: &Seen, rules: &Canary) -> Next {
     };
     if seen.asked == Some(Asked::Promote) {
         return promoted();
+    }
+    if let Some(dead) = dead_pool(deployment, seen) {
+        return roll_back(deployment, seen, dead);
     }
     if seen.share != Some(rules.share) {
         return Next::SetShare { share: rules.share };

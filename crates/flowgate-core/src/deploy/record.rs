@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::figures::Figures;
+use super::machine::CanarySeen;
 use super::plan::Plan;
 use super::report::Conservation;
 use super::settings::Settings;
@@ -69,6 +70,9 @@ pub struct Deployment {
     /// Whether a canary was found good, or somebody said so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_promoted: bool,
+    /// How the two revisions did side by side, when a canary was decided about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanarySeen>,
     /// What became of starts and runs.
     #[serde(default)]
     pub counts: Counts,
@@ -410,6 +414,7 @@ impl Deployment {
             driver: None,
             gate_generation: None,
             is_promoted: false,
+            canary: None,
             counts: Counts::default(),
             plan: request.plan,
             smoke: Vec::new(),

@@ -62,6 +62,15 @@ pub enum Cause {
         /// Since when the step is due.
         since: Timestamp,
     },
+    /// The step is due, and no instance of the pool that its run is for takes it.
+    NoPool {
+        /// The pool.
+        pool: Arc<str>,
+        /// The queue that the step waits in.
+        queue: Arc<str>,
+        /// Since when the step is due.
+        since: Timestamp,
+    },
     /// The step is due and calls a worker that nobody has asked for.
     NoWorker {
         /// The worker.
@@ -217,6 +226,7 @@ impl Reason {
             Cause::Held { flow, deployment: Some(_), .. } => Some(format!("deploy status {flow}")),
             Cause::NoWorker { .. } | Cause::NoBroker { .. } => Some("instances".to_owned()),
             Cause::Paused { queue, .. } => Some(format!("queues resume {queue}")),
+            Cause::NoPool { pool, .. } => Some(format!("worker start --pool {pool}")),
             Cause::Unserved { queue, .. } => Some(format!("worker start --queues {queue}")),
             Cause::Signal { signal, matches, .. } => {
                 let data = serde_json::to_string(matches).expect("a map is JSON");
@@ -262,6 +272,7 @@ impl fmt::Display for Cause {
                 write!(f, "is due since {since} and waits in the queue `{queue}`, which is paused")
             }
             Self::Unserved { queue, since } => say_unserved(f, queue, *since),
+            Self::NoPool { pool, queue, since } => say_no_pool(f, pool, queue, *since),
             Self::NoWorker { worker, queue, since, asked_at } => {
                 write!(f, "is due since {since} and waits for a worker `{worker}`")?;
                 if queue != worker {
@@ -270,12 +281,7 @@ impl fmt::Display for Cause {
                 say_asked(f, *asked_at)?;
                 f.write_str("; start one that claims it")
             }
-            Self::NoBroker { queue, since } => write!(
-                f,
-                "is due since {since} and waits in the queue `{queue}` for an instance with an \
-                 MQTT broker; none has one: name it as `[mqtt]` in the settings of one that takes \
-                 jobs of this queue"
-            ),
+            Self::NoBroker { queue, since } => say_no_broker(f, queue, *since),
             Self::Held { flow, since, gate, reason, deployment } => {
                 let closed = (*gate, deployment.as_deref());
                 say_held(f, flow, closed, *since)?;
@@ -348,6 +354,27 @@ fn say_unserved(f: &mut fmt::Formatter<'_>, queue: &str, since: Timestamp) -> fm
     write!(
         f,
         "is due since {since} and waits in the queue `{queue}`, which no instance takes jobs of"
+    )
+}
+
+fn say_no_pool(
+    f: &mut fmt::Formatter<'_>,
+    pool: &str,
+    queue: &str,
+    since: Timestamp,
+) -> fmt::Result {
+    write!(
+        f,
+        "is due since {since} and waits in the queue `{queue}` for the pool `{pool}`, of which no \
+         instance takes it"
+    )
+}
+
+fn say_no_broker(f: &mut fmt::Formatter<'_>, queue: &str, since: Timestamp) -> fmt::Result {
+    write!(
+        f,
+        "is due since {since} and waits in the queue `{queue}` for an instance with an MQTT broker; \
+         none has one: name it as `[mqtt]` in the settings of one that takes jobs of this queue"
     )
 }
 

@@ -44,6 +44,7 @@ impl Play {
             due: Due::Now,
             gate: GateStamp::default(),
             instance: None,
+            pool: None,
         };
         let commit = decide::start(&flow, &start, CommitId(uuid::Uuid::from_u128(1)));
         let run = (*commit.record).clone();
@@ -146,7 +147,7 @@ fn standing<'a>(
     (run, jobs, events): (&'a Run, &'a [OpenJob], &'a [StoredEvent]),
     executor: &'a Executor,
 ) -> Standing<'a> {
-    const NOTHING: &QueuesSeen = &QueuesSeen { paused: Vec::new(), served: None };
+    const NOTHING: &QueuesSeen = &QueuesSeen { paused: Vec::new(), served: None, pools: None };
     Standing {
         run,
         jobs,
@@ -304,6 +305,7 @@ fn a_step_whose_worker_nobody_asks_for_says_so() {
     let seen = |worker: &str, queue: &str| WorkerSeen {
         worker: worker.into(),
         queues: Some(vec![queue.into()]),
+        pool: None,
         seen_at: NOW,
     };
     // Whoever asks for another worker, or in another queue, will not take it.
@@ -324,6 +326,7 @@ fn a_step_in_a_queue_that_is_paused_or_that_nobody_takes_says_so_and_what_to_do(
     let seen = |paused: &[&str], served: Option<&[&str]>| QueuesSeen {
         paused: paused.iter().map(|name| Arc::from(*name)).collect(),
         served: served.map(|names| names.iter().map(|name| Arc::from(*name)).collect()),
+        pools: None,
     };
     let due = "`start` is due since 2023-11-14T22:13:20.000Z and waits in the queue `default`";
     let paused = (format!("{due}, which is paused"), Some("queues resume default".to_owned()));
@@ -339,6 +342,36 @@ fn a_step_in_a_queue_that_is_paused_or_that_nobody_takes_says_so_and_what_to_do(
         (seen(&[], Some(&["gpu"])), &unserved),
         (seen(&[], Some(&[])), &unserved),
     ] {
+        let whole = (&play.run, &play.jobs[..], &play.events[..]);
+        let standing = Standing { queues: &queues, ..standing(whole, &Executor::Unknown) };
+        let first = &why(&play.flow, &standing, NOW)[0];
+        assert_eq!((first.to_string(), first.remedy()), *expected, "{queues:?}");
+    }
+}
+
+#[test]
+fn a_step_of_a_pool_that_nobody_is_in_says_so_and_what_to_do() {
+    let mut play = Play::start();
+    play.run.pool = Some("green".into());
+    let of = |pool: &str, queues: Option<&str>| PoolSeen {
+        pool: pool.into(),
+        queues: queues.map(|queue| vec![queue.into()]),
+    };
+    let due = "`start` is due since 2023-11-14T22:13:20.000Z and waits in the queue `default`";
+    let queued = (due.to_owned(), None);
+    let alone = (
+        format!("{due} for the pool `green`, of which no instance takes it"),
+        Some("worker start --pool green".to_owned()),
+    );
+    for (pools, expected) in [
+        (None, &queued),
+        (Some(vec![]), &alone),
+        (Some(vec![of("blue", None)]), &alone),
+        (Some(vec![of("green", Some("gpu"))]), &alone),
+        (Some(vec![of("blue", None), of("green", None)]), &queued),
+        (Some(vec![of("green", Some("default"))]), &queued),
+    ] {
+        let queues = QueuesSeen { pools, ..QueuesSeen::default() };
         let whole = (&play.run, &play.jobs[..], &play.events[..]);
         let standing = Standing { queues: &queues, ..standing(whole, &Executor::Unknown) };
         let first = &why(&play.flow, &standing, NOW)[0];

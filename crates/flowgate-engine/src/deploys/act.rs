@@ -8,9 +8,9 @@ use flowgate_core::commit::Due;
 use flowgate_core::decide::{self, MovedJob, Start};
 use flowgate_core::deploy::machine::{Replayed, Source};
 use flowgate_core::deploy::plan::StepMap;
-use flowgate_core::deploy::{Deployment, Next, ReplayRate, Seen};
+use flowgate_core::deploy::{Deployment, Next, ReplayRate, Seen, Share};
 use flowgate_core::flow::Flow;
-use flowgate_core::gate::{Gate, GateStamp, GateState};
+use flowgate_core::gate::{CanaryShare, Gate, GateStamp, GateState};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::StepState;
@@ -67,10 +67,7 @@ impl Driver {
                 memo.fault = Some(format!("the store has lost the revision {}", deployment.to));
                 Ok(())
             }
-            Next::SetShare { .. } => {
-                memo.fault = Some("a share of the starts cannot be set".to_owned());
-                Ok(())
-            }
+            Next::SetShare { share } => self.set_share(deployment, share).await,
             Next::Become(_) | Next::Wait { .. } | Next::Measure(_) | Next::Finish => {
                 unreachable!("the driver does these itself, or never lacks figures")
             }
@@ -88,10 +85,7 @@ impl Driver {
             deployment: Some(Arc::clone(id)),
             ..gate.then(GateState::Draining)
         };
-        if let GateOutcome::Set = instance.store.set_gate(flow, &closed, false).await? {
-            instance.note_gate(flow, closed.stamp());
-        }
-        Ok(())
+        self.move_gate(flow, &closed).await.map(drop)
     }
 
     /// Lets the last few go on and opens the gate.
@@ -116,7 +110,35 @@ impl Driver {
         self.write(held, &next).await
     }
 
-    /// Makes a revision active, and has every instance ask for it anew.
+    /// Sends a share of the starts to the new revision, and what starts there to its pool.
+    async fn set_share(&self, deployment: &Deployment, share: Share) -> Result<(), Trouble> {
+        let gate = gates::read(&self.instance, &deployment.flow).await?;
+        let canary = CanaryShare { revision: deployment.to.clone(), share };
+        let shared = gate.sending(Some(canary), pools(&gate, deployment));
+        // What somebody was quicker about is seen by the next look.
+        self.move_gate(&deployment.flow, &shared).await.map(drop)
+    }
+
+    /// Sets a gate; whether nobody else has set it since it was read.
+    async fn move_gate(&self, flow: &Arc<str>, gate: &Gate) -> Result<bool, Trouble> {
+        let outcome = self.instance.store.set_gate(flow, gate, false).await?;
+        if outcome == GateOutcome::Set {
+            self.instance.note_gate(flow, gate.stamp());
+        }
+        Ok(outcome == GateOutcome::Set)
+    }
+
+    /// Sets the gate of a flow to what it is: whoever led before may have set it in part.
+    pub(super) async fn set_gate_again(&self, flow: &Arc<str>) -> Result<(), Trouble> {
+        let gate = gates::read(&self.instance, flow).await?;
+        if gate.generation > 0 {
+            self.move_gate(flow, &gate).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes a revision active for all starts, and has every instance ask for it anew. Whose pool it
+    /// is for is known before the first of them.
     async fn activate(
         &self,
         deployment: &Deployment,
@@ -124,21 +146,28 @@ impl Driver {
         memo: &mut Memo,
     ) -> Result<(), Trouble> {
         let (instance, flow) = (&self.instance, &deployment.flow);
+        let gate = gates::read(instance, flow).await?;
+        let wanted = pools(&gate, deployment);
+        if *revision == deployment.to
+            && gate.pools != wanted
+            && !self.move_gate(flow, &gate.sending(gate.canary.clone(), wanted)).await?
+        {
+            return Ok(());
+        }
         let stored = instance.store.list_revisions(Some(flow)).await?;
         let found = stored.into_iter().find(|stored| stored.revision.revision == *revision);
         let Some(found) = found else {
             memo.fault = Some(format!("the store has lost the revision {revision}"));
             return Ok(());
         };
-        instance.store.register_flow(found.revision).await?;
+        if !found.active {
+            instance.store.register_flow(found.revision).await?;
+        }
         instance.flows.forget_active(flow);
         let gate = gates::read(instance, flow).await?;
-        if !gate.state.is_closed() {
+        if !gate.state.is_closed() || gate.canary.is_some() {
             // Starts of the generation before are refused, and find the new revision.
-            let moved = gate.then(GateState::Open);
-            if let GateOutcome::Set = instance.store.set_gate(flow, &moved, false).await? {
-                instance.note_gate(flow, moved.stamp());
-            }
+            self.move_gate(flow, &gate.sending(None, gate.pools.clone())).await?;
         }
         Ok(())
     }
@@ -259,6 +288,7 @@ impl Driver {
         let run = &detail.row.run;
         let Ok(mut migrated) = decide::place((&old, &new), &renames, run) else { return Ok(false) };
         migrated.deployment = Some(Arc::clone(&deployment.deployment_id.0));
+        migrated.pool = deployment.settings.pool.as_deref().map(Into::into);
         let is_executing =
             |job: &&JobDetail| run.step(job.job.job_id.step).state != StepState::Waiting;
         let mut jobs: Vec<MovedJob> = detail.jobs.iter().map(JobDetail::to_move).collect();
@@ -326,6 +356,7 @@ impl Driver {
                 due: Due::Now,
                 gate: GateStamp::default(),
                 instance: Some(self.instance.config.instance.clone()),
+                pool: deployment.settings.pool.as_deref().map(Into::into),
             };
             self.start_probe(&new, start).await?;
         }
@@ -390,6 +421,11 @@ impl Driver {
         }
         Ok(())
     }
+}
+
+/// Which pools execute the two revisions of a deployment.
+fn pools(gate: &Gate, deployment: &Deployment) -> BTreeMap<Revision, Arc<str>> {
+    gate.pools_with((&deployment.from, &deployment.to), deployment.settings.pool.as_deref())
 }
 
 /// The jobs of a run that are to be executed.

@@ -10,6 +10,7 @@ use flowgate_core::ids::RunId;
 use flowgate_store::StoreError;
 use flowgate_store::control::{Expect, Record, RecordWrite, RecordsOutcome};
 
+use super::canary::Counted;
 use super::{CHECKPOINT, Checkpoint, DEPLOYMENT, Open, TOPIC};
 use super::{conservation, key_of, list_all, read_one, write};
 use crate::backoff::Backoff;
@@ -55,6 +56,10 @@ pub(super) struct Memo {
     pub(super) last_replay: Option<Replayed>,
     pub(super) is_alerted: bool,
     pub(super) fault: Option<String>,
+    /// Whether the gate was set in whole, whoever led before.
+    is_gate_whole: bool,
+    /// How the revisions of a canary did, when that was last counted.
+    pub(super) canary: Option<Counted>,
     /// Held runs in their order, as far as they were listed.
     pub(super) waiting: VecDeque<HeldRun>,
     /// What came of the shadow, by the run whose input it was.
@@ -126,6 +131,10 @@ impl Driver {
         id: &DeploymentId,
         memo: &mut Memo,
     ) -> Result<Duration, Trouble> {
+        if !memo.is_gate_whole {
+            self.set_gate_again(flow).await?;
+            memo.is_gate_whole = true;
+        }
         loop {
             if !self.reign.is_held() {
                 return Err(Trouble::Lost);

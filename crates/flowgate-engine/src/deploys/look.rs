@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flowgate_core::deploy::machine::{Asked, Gate, SmokeSeen};
 use flowgate_core::deploy::plan::{Change, PlannedRun, StepMap, fate, open_steps};
-use flowgate_core::deploy::{Counts, Deployment, EndedRun, Figures, Phase, Seen, smoke};
+use flowgate_core::deploy::{Counts, Deployment, EndedRun, Figures, Phase, Seen, Share, smoke};
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::RunId;
 use flowgate_core::run::RunStatus;
@@ -58,6 +58,7 @@ impl Driver {
         let is_pending = |one: &&Checkpoint| one.state == CheckpointState::Pending;
         let held = store.count_runs(&gates::held_of(flow)).await?;
         let open = self.open(deployment).await?;
+        let (gate, share) = self.gate(deployment).await?;
         let counts = Counts {
             held: deployment.counts.released + held,
             checkpointed: count(checkpoints.len()),
@@ -71,17 +72,17 @@ impl Driver {
         Ok(Seen {
             now: store.now().await?,
             active,
-            share: None,
+            share,
             is_registered,
             is_pool_alive,
-            gate: self.gate(deployment).await?,
+            gate,
             open,
             checkpoints: count(checkpoints.iter().filter(is_pending).count()),
             held,
             last_replay: memo.last_replay,
             smoke,
             shadow,
-            canary: None,
+            canary: super::canary::counted(store, deployment, memo).await?,
             before: self.before(deployment).await?,
             after: self.after(deployment).await?,
             asked: asked.map(|(_, ask)| match ask {
@@ -103,15 +104,18 @@ impl Driver {
         Ok(list_all(&*self.instance.store, CHECKPOINT, &prefix).await?)
     }
 
-    /// The gate as the machine counts: one that this deployment has set has its generation.
-    async fn gate(&self, deployment: &Deployment) -> Result<Gate, Trouble> {
+    /// The gate as the machine counts: one that this deployment has set has its generation. And the
+    /// share of starts that it sends to the new revision.
+    async fn gate(&self, deployment: &Deployment) -> Result<(Gate, Option<Share>), Trouble> {
         let gate = gates::read(&self.instance, &deployment.flow).await?;
         let is_ours = gate.deployment.as_ref() == Some(&deployment.deployment_id.0);
         let generation = match deployment.gate_generation {
             Some(ours) if is_ours => ours,
             Some(_) | None => gate.generation,
         };
-        Ok(Gate { is_holding: gate.state.is_closed(), generation })
+        let canary = gate.canary.as_ref().filter(|canary| canary.revision == deployment.to);
+        let share = canary.map(|canary| canary.share);
+        Ok((Gate { is_holding: gate.state.is_closed(), generation }, share))
     }
 
     /// The two revisions of a deployment.
@@ -195,20 +199,24 @@ impl Driver {
     }
 }
 
-const ENDS: [RunStatus; 3] = [RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled];
+pub(super) const ENDS: [RunStatus; 3] =
+    [RunStatus::Completed, RunStatus::Failed, RunStatus::Cancelled];
 
 /// When a deployment entered a phase, or when it began.
-fn began(deployment: &Deployment, phase: Phase) -> Timestamp {
+pub(super) fn began(deployment: &Deployment, phase: Phase) -> Timestamp {
     let entered = deployment.phases.iter().find(|entered| entered.phase == phase);
     entered.map_or(deployment.began_at, |entered| entered.at)
 }
 
 fn figures(rows: &[RunRow]) -> Figures {
-    let ended = rows.iter().filter(|row| !is_probe(&row.run)).filter_map(|row| {
-        let (started_at, ended_at) = (row.started_at, row.ended_at?);
-        Some(EndedRun { started_at, ended_at, status: row.run.status })
-    });
-    Figures::of(&ended.collect::<Vec<_>>())
+    Figures::of(&rows.iter().filter_map(ended).collect::<Vec<_>>())
+}
+
+/// How a run ended, if it has and is none of a smoke test.
+pub(super) fn ended(row: &RunRow) -> Option<EndedRun> {
+    let (started_at, ended_at) = (row.started_at, row.ended_at?);
+    let status = row.run.status;
+    (!is_probe(&row.run)).then_some(EndedRun { started_at, ended_at, status })
 }
 
 fn count(number: usize) -> u64 {

@@ -126,7 +126,7 @@ async fn serve(instance: Arc<Instance>, ask: RemoteClaim, mut caller: Caller) {
         loop {
             let queues = ask.queues.as_ref().unwrap_or(&ask.workers);
             seen::note(&instance, &ask.worker_id, &ask.workers, queues).await;
-            let open = Queues::Only(instance.queues.unpaused(queues));
+            let open = instance.queues.unpaused(queues);
             match hand_out(&instance, &ask, open.clone()).await {
                 Ok(handed_out) if handed_out.jobs.is_empty() => {}
                 answer => return Some(answer),

@@ -39,6 +39,8 @@ pub struct RemoteWorker {
     pub queues: Vec<Arc<str>>,
     /// The instance that it last asked.
     pub instance: InstanceId,
+    /// The pool of that instance, and so its own.
+    pub pool: Option<Arc<str>>,
     /// When it last asked, give or take fifteen seconds.
     pub seen_at: Timestamp,
 }
@@ -56,6 +58,8 @@ struct Stored {
     workers: Vec<Arc<str>>,
     queues: Vec<Arc<str>>,
     instance: InstanceId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<Arc<str>>,
 }
 
 /// Leaves a trace of a claim, unless there is a fresh one.
@@ -73,6 +77,7 @@ pub(super) async fn note(
         workers: workers.to_vec(),
         queues: queues.to_vec(),
         instance: instance.config.instance.clone(),
+        pool: instance.config.pool.clone(),
     };
     let write = RecordWrite {
         kind: KIND,
@@ -132,6 +137,7 @@ pub async fn remote_workers(store: &dyn Store) -> Result<Vec<RemoteWorker>, Stor
                 workers: stored.workers,
                 queues: stored.queues,
                 instance: stored.instance,
+                pool: stored.pool,
                 seen_at: record.written_at,
             });
         }
@@ -145,18 +151,20 @@ pub async fn remote_workers(store: &dyn Store) -> Result<Vec<RemoteWorker>, Stor
 pub async fn workers_seen(store: &dyn Store) -> Result<Vec<WorkerSeen>, StoreError> {
     let mut seen = Vec::new();
     for row in store.list_instances().await? {
-        let (queues, seen_at) = (row.beat.queues, row.seen_at);
+        let (queues, pool, seen_at) = (row.beat.queues, row.beat.pool, row.seen_at);
         seen.extend(row.beat.workers.into_iter().map(|worker| WorkerSeen {
             worker,
             queues: queues.clone(),
+            pool: pool.clone(),
             seen_at,
         }));
     }
     for remote in remote_workers(store).await? {
-        let (queues, seen_at) = (remote.queues, remote.seen_at);
+        let (queues, pool, seen_at) = (remote.queues, remote.pool, remote.seen_at);
         seen.extend(remote.workers.into_iter().map(|worker| WorkerSeen {
             worker,
             queues: Some(queues.clone()),
+            pool: pool.clone(),
             seen_at,
         }));
     }

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod audit;
+mod canary;
 mod debounce;
 mod degradation;
 mod deploy_faults;
@@ -16,6 +17,7 @@ mod http;
 mod leases;
 mod limits;
 mod limits_shared;
+mod pools;
 mod process;
 mod publish;
 mod reconciler;

@@ -58,6 +58,7 @@ async fn an_open_step_without_a_job_is_repaired_once() {
             due,
             gate: flowgate_core::gate::GateStamp::default(),
             instance: None,
+            pool: None,
         };
         let mut commit = start(&world.flow, &request, CommitIds::new(1).next());
         commit.jobs.clear();

@@ -103,8 +103,7 @@ async fn show(
     query: Query,
 ) -> Result<Json<DeploymentItem>, ApiError> {
     query.end()?;
-    let found = ops::find(&*host.store()?, &flow, &deployment).await?;
-    Ok(Json(DeploymentItem::from(&found)))
+    ops::show(&*host.store()?, &flow, &deployment).await.map(Json)
 }
 
 /// Report on a deployment

@@ -1,6 +1,7 @@
 //! Deployments.
 
-use flowgate_core::deploy::{Deployment, Plan, Shadow, ShadowPlan};
+use flowgate_core::deploy::machine::CanarySeen;
+use flowgate_core::deploy::{Deployment, Plan, Settings, Shadow, ShadowPlan, Strategy};
 use flowgate_core::ids::RunId;
 use flowgate_engine::{Checkpoint, DeployPlan};
 use serde::{Deserialize, Serialize};
@@ -15,14 +16,15 @@ pub struct NewDeployment {
     /// The deploy file: how it is to be done; all defaults without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deploy: Option<String>,
-    /// The strategy, whatever the deploy file says: `rolling`, `blue-green` or `shadow`.
+    /// The strategy, whatever the deploy file says: `rolling`, `blue-green`, `canary` or
+    /// `shadow`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<String>,
     /// How long open runs may take to finish, whatever the deploy file says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "30s")]
     pub drain_timeout: Option<String>,
-    /// The pool whose instances must be alive, whatever the deploy file says.
+    /// The pool whose instances execute the new revision, whatever the deploy file says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// On the inputs of how many of the last runs the revision is tried first, whatever the deploy
@@ -101,6 +103,10 @@ pub struct DeploymentItem {
     pub to: String,
     /// How it is done.
     pub strategy: String,
+    /// The pool whose instances execute the new revision; any if null.
+    pub pool: Option<String>,
+    /// How the canary does, if it is one.
+    pub canary: Option<CanaryItem>,
     /// Where it stands: `plan`, `drain`, `deploy`, `verify`, `resume`, `audit`, `completed`,
     /// `rolling_back` or `rolled_back`.
     pub phase: String,
@@ -134,6 +140,26 @@ pub struct DeploymentItem {
     pub checkpointed: u64,
     /// What was planned.
     pub plan: PlanItem,
+}
+
+/// How a canary does.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct CanaryItem {
+    /// The share of starts that goes to the new revision until it is decided about.
+    #[schema(example = "5%")]
+    pub share: String,
+    /// How many of its runs must have ended before they decide.
+    pub samples_min: u32,
+    /// How many have.
+    pub samples: u64,
+    /// How many of those failed.
+    pub failed: u64,
+    /// How many runs of the old revision have ended meanwhile.
+    pub samples_old: u64,
+    /// How many of those failed.
+    pub failed_old: u64,
+    /// Whether it was found good, or somebody said so.
+    pub is_promoted: bool,
 }
 
 /// When a phase was entered.
@@ -309,6 +335,8 @@ impl From<&Deployment> for DeploymentItem {
             from: deployment.from.to_string(),
             to: deployment.to.to_string(),
             strategy: deployment.settings.strategy.to_string(),
+            pool: deployment.settings.pool.clone(),
+            canary: canary(deployment),
             phase: deployment.phase.to_string(),
             phases: deployment.phases.iter().map(phase).collect(),
             author: text(&deployment.author),
@@ -326,6 +354,22 @@ impl From<&Deployment> for DeploymentItem {
             plan: PlanItem::of(&deployment.from, &deployment.to, &deployment.plan),
         }
     }
+}
+
+fn canary(deployment: &Deployment) -> Option<CanaryItem> {
+    let Settings { strategy: Strategy::Canary, canary: rules, .. } = &deployment.settings else {
+        return None;
+    };
+    let CanarySeen { old, new } = deployment.canary.clone().unwrap_or_default();
+    Some(CanaryItem {
+        share: rules.share.to_string(),
+        samples_min: rules.samples_min,
+        samples: new.count,
+        failed: new.failed,
+        samples_old: old.count,
+        failed_old: old.failed,
+        is_promoted: deployment.is_promoted,
+    })
 }
 
 impl From<&Checkpoint> for CheckpointItem {

@@ -63,8 +63,8 @@ pub struct WorkerItem {
 pub struct InstanceList {
     /// The instances that were heard of within a day, by name.
     pub items: Vec<InstanceItem>,
-    /// The remote workers that have asked for jobs within an hour, by id; with `pool`, none: a
-    /// worker is of no pool.
+    /// The remote workers that have asked for jobs within an hour, by id; each is of the pool
+    /// of the instance that it asks.
     pub workers: Vec<WorkerItem>,
 }
 

@@ -50,7 +50,7 @@ async fn a_worker_that_has_asked_is_listed_with_the_instances() {
         "{listed}"
     );
     let (_, of_pool) = world.get("/instances?pool=blue").await;
-    assert_eq!(of_pool["workers"], json!([]), "a worker is of no pool");
+    assert_eq!(of_pool["workers"], json!([]), "the instance that it asks is of no pool");
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! `/queues`.
 
 use axum::http::{Method, StatusCode};
+use flowgate_core::flow::Flow;
+use flowgate_core::gate::{Gate, GateState};
+use flowgate_store::control::GateOutcome;
 use serde_json::{Value, json};
 
 use crate::world::World;
@@ -57,4 +60,32 @@ async fn a_limit_that_makes_no_sense_changes_nothing() {
     assert_eq!(listed["items"], json!([]));
     let (status, answer) = world.get("/queues/slow").await;
     assert_eq!((status.as_u16(), &answer["error"]["code"]), (404, &json!("queue_not_found")));
+}
+
+#[tokio::test]
+async fn a_queue_of_a_pool_is_listed_with_what_is_set_for_its_queue() {
+    let world = World::new(&[SLOW]).await;
+    let revision = Flow::parse(SLOW).expect("it is a flow").revision;
+    let pools = [(revision, "green".into())].into();
+    let gate = Gate { pools, ..Gate::default().then(GateState::Open) };
+    let outcome = world.engine.store().set_gate(&"slow".into(), &gate, false).await;
+    assert_eq!(outcome.expect("the store is there"), GateOutcome::Set);
+    let run_id = world.start("slow").await;
+    let (_, listed) = world.get("/queues").await;
+    let item = &listed["items"][0];
+    assert_eq!((&item["queue"], &item["due"]), (&json!("slow@green"), &json!(1)), "{listed}");
+    assert_eq!((&item["paused"], &item["served_by"]), (&json!(false), &json!([])), "{listed}");
+    let (_, why) = world.get(&format!("/runs/{run_id}/why")).await;
+    let reason = &why["reasons"][0];
+    assert_eq!((&reason["cause"], &reason["pool"]), (&json!("no_pool"), &json!("green")), "{why}");
+    assert_eq!(reason["help"], "flowgate worker start --pool green");
+    let (status, refused) = patch(&world, "slow@green", r#"{"paused":true}"#).await;
+    assert_eq!((status.as_u16(), &refused["error"]["code"]), (422, &json!("identifier_invalid")));
+    let help = refused["error"]["help"].as_str().unwrap_or_default();
+    assert!(help.contains("name `slow`"), "{refused}");
+    patch(&world, "slow", r#"{"paused":true,"concurrency":4}"#).await;
+    let (_, shown) = world.get("/queues/slow@green").await;
+    assert_eq!((&shown["paused"], &shown["concurrency"]), (&json!(true), &json!(4)), "{shown}");
+    let (_, why) = world.get(&format!("/runs/{run_id}/why")).await;
+    assert_eq!(why["reasons"][0]["help"], "flowgate queues resume slow", "{why}");
 }

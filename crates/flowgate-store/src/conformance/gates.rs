@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use flowgate_core::decide::{self, MovedJob, Renames};
 use flowgate_core::flow::Flow;
-use flowgate_core::gate::{Gate, GateStamp, GateState};
+use flowgate_core::gate::{CanaryShare, Gate, GateStamp, GateState};
 use flowgate_core::ids::RunId;
 use flowgate_core::run::{RunStatus, StepState};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::Harness;
-use super::world::{LEASE, World, applied, chain, lease_of, refused, single};
+use super::world::{LEASE, World, applied, chain, lease_of, queued, refused, single};
 use crate::control::{GATE, GateOutcome, gate_of};
 use crate::{CommitOutcome, JobDetail, Refusal, Renewal, RunQuery};
 
@@ -116,8 +116,8 @@ pub async fn a_held_run_has_no_job_until_it_is_released(harness: &mut impl Harne
     let row = world.run(first).await.row;
     // The revision that it goes on with has more steps than the one that it was held on.
     let to = longer();
-    let commit =
-        decide::release(&to, &row.run, row.started_at, world.next_id()).expect("it is held");
+    let commit = decide::release((&to, None), &row.run, row.started_at, world.next_id())
+        .expect("it is held");
     world.apply(commit).await;
     assert_eq!(world.count_held(&flow).await, 1);
     let detail = world.run(first).await;
@@ -246,4 +246,36 @@ fn longer() -> Flow {
         "fourth": { "subscribes": ["three"], "run": { "shell": "true" } },
     } });
     Flow::new(serde_json::from_value(file).expect("a flow")).expect("a valid flow")
+}
+
+pub async fn whoever_is_told_of_a_generation_finds_where_its_starts_go(harness: &mut impl Harness) {
+    let mut world = World::new(harness);
+    let flow = chain();
+    let canary = CanaryShare { revision: flow.revision.clone(), share: "5%".parse().unwrap() };
+    let pools = [(flow.revision.clone(), "green".into())].into();
+    let shared = Gate { canary: Some(canary), pools, ..Gate::default().then(GateState::Open) };
+    assert_eq!(world.set(&flow, &shared, false).await, GateOutcome::Set);
+    world.reopen_if_it_can().await;
+    let refusal = world.refused(world.start_at(&flow, RunId(Uuid::now_v7()), OPEN)).await;
+    assert_eq!(refusal, Refusal::GateMoved(shared.stamp()));
+    assert_eq!(world.gate(&flow).await, shared);
+    assert_eq!(world.set(&flow, &shared, false).await, GateOutcome::Set, "the same again");
+    let whole = Gate { canary: None, ..shared.then(GateState::Open) };
+    assert_eq!(world.set(&flow, &whole, false).await, GateOutcome::Set);
+    assert_eq!(world.gate(&flow).await, whole);
+}
+
+pub async fn the_queue_of_a_start_that_was_refused_is_found_when_it_comes_again(
+    harness: &mut impl Harness,
+) {
+    let world = World::new(harness);
+    let flow = queued("new");
+    assert_eq!(world.set(&flow, &closed(), false).await, GateOutcome::Set);
+    let open = closed().then(GateState::Open);
+    assert_eq!(world.set(&flow, &open, false).await, GateOutcome::Set);
+    let run_id = RunId(Uuid::now_v7());
+    let refusal = world.refused(world.start_at(&flow, run_id, OPEN)).await;
+    assert_eq!(refusal, Refusal::GateMoved(open.stamp()));
+    world.apply(world.start_at(&flow, run_id, open.stamp())).await;
+    assert_eq!(world.claim(10).await.len(), 1);
 }

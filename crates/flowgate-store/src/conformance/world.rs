@@ -109,6 +109,12 @@ impl<'h, H: Harness> World<'h, H> {
         self.ids.next()
     }
 
+    /// A commit that starts a run for a pool.
+    pub fn start_for(&self, flow: &Flow, pool: &str) -> Commit {
+        let start = Start { pool: Some(pool.into()), ..new_start(RunId(Uuid::now_v7())) };
+        decide::start(flow, &start, self.ids.next())
+    }
+
     /// A commit that starts a run with these tags.
     pub fn start_tagged(&self, flow: &Flow, tags: &[(&str, &str)]) -> Commit {
         let tags = tags.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -283,6 +289,7 @@ fn new_start(run_id: RunId) -> Start {
         due: Due::Now,
         gate: GateStamp::default(),
         instance: None,
+        pool: None,
     }
 }
 

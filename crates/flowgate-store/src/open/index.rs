@@ -222,7 +222,6 @@ impl Index {
             heads.extend(jobs.heads().map(|(ahead, key)| Reverse((key, ahead, Arc::clone(name)))));
         };
         match queues {
-            Queues::All => self.queues.iter().for_each(|(name, jobs)| note(name, jobs)),
             Queues::Only(names) => {
                 let mut names: Vec<&Arc<str>> = names.iter().collect();
                 names.sort_unstable();
@@ -230,7 +229,7 @@ impl Index {
                 let known = names.into_iter().filter_map(|name| self.queues.get_key_value(name));
                 known.for_each(|(name, jobs)| note(name, jobs));
             }
-            Queues::AllBut(_) => {
+            Queues::All | Queues::AllBut(_) | Queues::AllOf { .. } => {
                 let others = self.queues.iter().filter(|(name, _)| queues.contains(name));
                 others.for_each(|(name, jobs)| note(name, jobs));
             }
@@ -263,9 +262,10 @@ impl Index {
     /// Whether one of `queues` has a ready job, or else how to wait for it.
     pub(super) fn wait(&mut self, queues: &Queues) -> Waiting {
         let is_ready = match queues {
-            Queues::All => !self.queues.is_empty(),
             Queues::Only(names) => names.iter().any(|name| self.queues.contains_key(name)),
-            Queues::AllBut(_) => self.queues.keys().any(|name| queues.contains(name)),
+            Queues::All | Queues::AllBut(_) | Queues::AllOf { .. } => {
+                self.queues.keys().any(|name| queues.contains(name))
+            }
         };
         if is_ready {
             return Waiting::Ready;

@@ -8,6 +8,7 @@ use flowgate_core::gate::Gate;
 use flowgate_core::ids::{JobId, LeaseToken, RunId, StepIndex};
 use flowgate_core::limits::CLAIM_BATCH_MAX;
 use flowgate_core::payload::Payload;
+use flowgate_core::pool::split;
 use flowgate_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -105,8 +106,11 @@ impl PostgresStore {
         }
         let queues_new = self.queues_unknown(&arrays.changes_queue);
         let row = self.call_commit(&arrays, &queues_new, claimant, slots).await?;
-        self.queues_known(queues_new);
         let answer = Answer::read(&row).map_err(|fault| fault.into_error(DOING))?;
+        // At a gate that has moved nothing is written, not even the names of queues.
+        if !answer.verdicts.contains(&GATE_MOVED) {
+            self.queues_known(queues_new);
+        }
         if answer.verdicts.contains(&0) {
             let queued = arrays.changes_action.iter().filter(|action| **action != "remove").count();
             self.hints.committed(answer.granted.len() < queued);
@@ -122,7 +126,15 @@ impl PostgresStore {
         slots: usize,
     ) -> Result<Row, StoreError> {
         let instance = claimant.map(|claimant| &*claimant.instance.0);
-        let (queues, queues_not) = claimant.map_or((None, None), |c| encode_queues(&c.queues));
+        let (queues, mut queues_not) = claimant.map_or((None, None), |c| encode_queues(&c.queues));
+        if let Some(claimant) = claimant {
+            // The function compares whole names, and those of the batch are all that it looks at.
+            let others = arrays.changes_queue.iter().flatten().copied();
+            let others = others.filter(|queue| split(queue).1.is_some());
+            for queue in others.filter(|queue| !claimant.queues.contains(queue)) {
+                queues_not.get_or_insert_default().push(queue.into());
+            }
+        }
         let lease_ms = claimant.map_or(0, |claimant| to_ms(claimant.lease));
         let slots = to_int4(slots);
         let has_starts = arrays.gates.iter().any(Option::is_some);

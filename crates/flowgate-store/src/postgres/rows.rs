@@ -1,5 +1,6 @@
 //! Values as the tables hold them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Due, Job, JobKind};
@@ -46,7 +47,7 @@ pub(super) fn to_int4(count: usize) -> i32 {
 }
 
 /// Text without the one character that PostgreSQL cannot keep.
-pub(super) fn storable(text: &str) -> std::borrow::Cow<'_, str> {
+pub(super) fn storable(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
 }
 
@@ -70,17 +71,26 @@ pub(super) fn encode_due(due: Due) -> (Option<i64>, Option<i64>) {
     }
 }
 
-/// The queues that are wanted, all if none, and those that are not; each once.
-pub(super) fn encode_queues(queues: &Queues) -> (Option<Vec<&str>>, Option<Vec<&str>>) {
+/// The queues that are wanted, all of no pool if none, and those that are not; each once. With `@`
+/// and a pool among those, all of that pool are wanted too.
+pub(super) fn encode_queues(queues: &Queues) -> (Option<Vec<Cow<'_, str>>>, Unwanted<'_>) {
     match queues {
         Queues::All => (None, None),
         Queues::Only(names) => (Some(sorted(names)), None),
         Queues::AllBut(names) => (None, Some(sorted(names))),
+        Queues::AllOf { pool, but } => {
+            let mut unwanted = sorted(but);
+            unwanted.push(format!("@{pool}").into());
+            (None, Some(unwanted))
+        }
     }
 }
 
-fn sorted(names: &[Arc<str>]) -> Vec<&str> {
-    let mut names: Vec<&str> = names.iter().map(|name| &**name).collect();
+/// Queues that are not wanted.
+pub(super) type Unwanted<'a> = Option<Vec<Cow<'a, str>>>;
+
+fn sorted(names: &[Arc<str>]) -> Vec<Cow<'_, str>> {
+    let mut names: Vec<Cow<'_, str>> = names.iter().map(|name| Cow::Borrowed(&**name)).collect();
     names.sort_unstable();
     names.dedup();
     names

@@ -42,13 +42,22 @@ pub(super) fn write_queues(command: &mut Cmd, queues: &Queues) {
         }
         // Below -1: all but as many as it is below.
         Queues::AllBut(names) => {
-            let count = isize::try_from(names.len()).expect("a list fits in memory");
-            command.arg(-1 - count);
+            command.arg(-1 - count(names.len()));
             for name in names {
                 command.arg(&**name);
             }
         }
+        Queues::AllOf { pool, but } => {
+            command.arg(-2 - count(but.len())).arg(format!("@{pool}"));
+            for name in but {
+                command.arg(&**name);
+            }
+        }
     }
+}
+
+fn count(names: usize) -> isize {
+    isize::try_from(names).expect("a list fits in memory")
 }
 
 /// A claimed job and where it stood in its queue.

@@ -2,8 +2,9 @@
 //! to know of it.
 //!
 //! A gate that closes is written down first and then closed in each partition: it counts as closed
-//! when all have it. One that opens is opened in each partition first. Whoever was interrupted sets
-//! the same gate again.
+//! when all have it. So is one that only sends starts elsewhere, for those who are told of it by a
+//! partition. One that opens is opened in each partition first, and goes on to send starts where it
+//! did. Whoever was interrupted sets the same gate again.
 
 use std::sync::Arc;
 
@@ -32,7 +33,8 @@ impl RedisStore {
         }
         let expect = found.map_or(Expect::Absent, |found| Expect::Version(found.version));
         let is_closed = gate.state.is_closed();
-        if is_closed && !is_there && !self.put_gate_record(flow, gate, expect).await? {
+        let is_first = is_closed || !before.state.is_closed();
+        if is_first && !is_there && !self.put_gate_record(flow, gate, expect).await? {
             return Ok(GateOutcome::Changed);
         }
         for (_, prefix) in self.partitions.all() {
@@ -45,7 +47,7 @@ impl RedisStore {
                 return Ok(GateOutcome::HoldsRuns);
             }
         }
-        if !is_closed && !is_there && !self.put_gate_record(flow, gate, expect).await? {
+        if !is_first && !is_there && !self.put_gate_record(flow, gate, expect).await? {
             return Ok(GateOutcome::Changed);
         }
         Ok(GateOutcome::Set)

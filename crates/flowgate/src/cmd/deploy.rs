@@ -7,8 +7,8 @@ use clap::Subcommand;
 use flowgate_core::flow::Flow;
 use flowgate_server::wire::Items;
 use flowgate_server::wire::deployments::{
-    DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote, ShadowItem, ShadowPlanItem,
-    ShadowResultItem,
+    CanaryItem, DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote, ShadowItem,
+    ShadowPlanItem, ShadowResultItem,
 };
 use tokio::time::MissedTickBehavior;
 
@@ -28,9 +28,13 @@ const PHASES: [&str; 6] = ["plan", "drain", "deploy", "verify", "resume", "audit
 A deployment makes another revision of a flow active without losing anything: `rolling` switches \
 at once and lets open runs finish where they are; `blue-green` holds what starts, lets open runs \
 finish, stops the rest where they are, tries the new revision with its smoke tests, and then lets \
-everything go on. With --shadow the revision is first tried on the inputs of the last runs: steps \
-with `effect: true` are not executed, and an output that differs rolls it back; `deploy shadow` \
-does no more than that. The instance that leads drives it; if that dies, another goes on.
+everything go on; `canary` sends a share of what starts to the new revision, and makes it active or \
+goes back when enough of those runs have ended. With --shadow the revision is first tried on the \
+inputs of the last runs: steps with `effect: true` are not executed, and an output that differs \
+rolls it back; `deploy shadow` does no more than that. The instance that leads drives it; if that \
+dies, another goes on.
+
+With --pool, only instances of that pool execute the new revision (`flowgate worker start --pool`).
 
 Exit code 1: it was rolled back.
 
@@ -38,6 +42,8 @@ Examples:
   flowgate deploy plan order.yaml --strategy blue-green
   flowgate deploy shadow order.yaml --runs 50
   flowgate deploy start order.yaml --deploy deploy.yaml --note 'new tax rules'
+  flowgate deploy start order.yaml --strategy canary --no-wait
+  flowgate deploy promote order
   flowgate deploy status --active
   flowgate deploy rollback order
   flowgate deploy report order --html > report.html")]
@@ -71,13 +77,13 @@ pub(super) struct New {
     /// The deploy file: strategy, timeouts, smoke tests [default: all defaults]
     #[arg(long, value_name = "FILE")]
     pub(super) deploy: Option<PathBuf>,
-    /// rolling, blue-green or shadow, whatever the deploy file says
+    /// rolling, blue-green, canary or shadow, whatever the deploy file says
     #[arg(long)]
     pub(super) strategy: Option<String>,
     /// How long open runs may take to finish, whatever the deploy file says
     #[arg(long, value_name = "SPAN")]
     pub(super) drain_timeout: Option<String>,
-    /// The pool whose instances must be alive, whatever the deploy file says
+    /// The pool whose instances execute the new revision, whatever the deploy file says
     #[arg(long)]
     pub(super) pool: Option<String>,
     /// Try the revision on the inputs of this many of the last runs first, whatever the deploy
@@ -313,6 +319,12 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
             "held {}, released {}, checkpointed {}",
             deployment.held, deployment.released, deployment.checkpointed
         ))?;
+        if let Some(pool) = &deployment.pool {
+            app.output.line(format_args!("for the pool {pool}"))?;
+        }
+        if let Some(canary) = &deployment.canary {
+            app.output.line(format_args!("{}", say_canary(canary)))?;
+        }
         for test in deployment.smoke.iter().filter(|test| !test.passed) {
             for mismatch in &test.mismatches {
                 app.output.line(format_args!("smoke test {}: {mismatch}", test.name))?;
@@ -335,6 +347,17 @@ fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
     let is_tried = deployment.verdict.as_deref() == Some("tried");
     let is_rolled_back = deployment.phase == "rolled_back" && !is_tried;
     Ok(if is_rolled_back { Exit::RunFailed } else { Exit::Done })
+}
+
+/// How a canary does, in a line.
+fn say_canary(canary: &CanaryItem) -> String {
+    let CanaryItem { share, samples_min, samples, failed, samples_old, failed_old, .. } = canary;
+    let stands =
+        if canary.is_promoted { "promoted".to_owned() } else { format!("{share} of what starts") };
+    format!(
+        "canary: {stands}, {samples} runs of {samples_min} ended, {failed} failed; on the old \
+         revision {samples_old}, {failed_old} failed"
+    )
 }
 
 /// What came of the new revision on the inputs of earlier runs.

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// The flow file of the new revision
     #[arg(long, value_name = "FILE", required_unless_present = "rollback")]
     flow_file: Option<PathBuf>,
-    /// The pool whose instances must be alive
+    /// The pool whose instances execute the new revision
     #[arg(long, value_name = "POOL")]
     target: Option<String>,
     /// How long open runs may take to finish: seconds, or a span such as 2m

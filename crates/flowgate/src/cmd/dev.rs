@@ -205,7 +205,7 @@ impl Dev<'_> {
                 let how = if started.hold.is_some() { "held" } else { "started" };
                 Some(format!("{how}{}", again.unwrap_or_default()))
             }
-            Event::RunReleased { revision } => Some(format!("goes on with {revision}")),
+            Event::RunReleased { revision, .. } => Some(format!("goes on with {revision}")),
             Event::RunCheckpointed { deployment, .. } => {
                 Some(format!("stops where it is, for the deployment {deployment}"))
             }

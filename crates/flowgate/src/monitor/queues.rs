@@ -37,7 +37,9 @@ impl Queues {
         }
         known.read_at = Some(now);
         match &engine.config().queues {
-            Served::All | Served::AllBut(_) => known.names.extend([DEFAULT.into()]),
+            Served::All | Served::AllBut(_) | Served::AllOf { .. } => {
+                known.names.extend([DEFAULT.into()])
+            }
             Served::Only(names) => known.names.extend(names.iter().cloned()),
         }
         let read = tokio::time::timeout(WAIT_MAX, engine.queues()).await;

@@ -82,15 +82,15 @@ fn a_deployment_that_cannot_begin_says_why() {
     sandbox.write("new.yaml", &OLD.replace("one", "two"));
     sandbox.write("other.yaml", &OLD.replace("order", "unknown"));
     sandbox.write("slip.yaml", "drain_timeot: 3s\n");
-    sandbox.write("canary.yaml", "strategy: canary\n");
     let dev = sandbox.dev(&["flows"]);
-    let rows: [(&[&str], i32, &str); 6] = [
+    let rows: [(&[&str], i32, &str); 7] = [
         (&["flows/order.yaml"], 5, "is active already"),
         (&["wrong.yaml"], 2, "wrong.yaml:4:"),
         (&["nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
         (&["other.yaml"], 4, "there is no flow `unknown`"),
         (&["new.yaml", "--deploy", "slip.yaml"], 2, "drain_timeot"),
-        (&["new.yaml", "--deploy", "canary.yaml"], 2, "canary"),
+        (&["new.yaml", "--strategy", "swift"], 2, "there is no strategy `swift`"),
+        (&["new.yaml", "--pool", "a@b"], 2, "`a@b` cannot be the name of a pool"),
     ];
     for (args, code, message) in rows {
         let done = sandbox.flowgate(&[&["deploy", "start"], args].concat());
@@ -99,6 +99,39 @@ fn a_deployment_that_cannot_begin_says_why() {
     }
     assert!(sandbox.flowgate(&["deploy", "status"]).stderr.contains("nothing was deployed yet"));
     assert_eq!(sandbox.flowgate(&["deploy", "report", "order"]).code, Some(4));
+    drop(dev);
+}
+
+#[test]
+fn a_canary_shows_its_share_and_samples_and_is_promoted() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("flows")).unwrap();
+    sandbox.write("flows/order.yaml", OLD);
+    sandbox.write("new.yaml", &OLD.replace("one", "two"));
+    sandbox.write(
+        "deploy.yaml",
+        "strategy: canary\nverify_timeout: 1s\ncanary: { share: 100%, samples_min: 1000 }\n",
+    );
+    let dev = sandbox.dev(&["flows"]);
+    let planned = sandbox.flowgate(&["deploy", "plan", "new.yaml", "--pool", "canary"]);
+    assert!(planned.stderr.contains("no instance of the pool `canary` is alive"), "{planned:?}");
+    let start = ["deploy", "start", "new.yaml", "--deploy", "deploy.yaml", "--no-wait"];
+    let begun = sandbox.flowgate(&start);
+    assert_eq!(begun.code, Some(0), "{begun:?}");
+    let status = || sandbox.flowgate(&["deploy", "status", "order"]).stdout;
+    eventually("it is watched", || status().contains("[#####·] resume").then_some(()));
+    eventually("a run of it has ended", || {
+        let run = sandbox.flowgate(&["runs", "start", "order"]);
+        assert_eq!(run.code, Some(0), "{run:?}");
+        let shown = status();
+        assert!(shown.contains("canary: 100% of what starts, "), "{shown}");
+        assert!(shown.contains(" runs of 1000 ended, 0 failed"), "{shown}");
+        (!shown.contains(" 0 runs of 1000 ended")).then_some(())
+    });
+    let promoted = sandbox.flowgate(&["deploy", "promote", "order"]);
+    assert_eq!(promoted.code, Some(0), "{promoted:?}");
+    eventually("it has ended", || status().contains("completed, from").then_some(()));
+    assert!(status().contains("canary: promoted"), "{}", status());
     drop(dev);
 }
 

@@ -26,14 +26,14 @@ fn held(due: Due) -> World {
 }
 
 /// Applies a commit that pins the run to `flow`.
-fn pin(world: &mut World, flow: Flow, commit: &Commit) {
+pub(super) fn pin(world: &mut World, flow: Flow, commit: &Commit) {
     let before = std::mem::replace(&mut world.flow, flow);
     world.before.push(before);
     assert_eq!(world.apply(commit), Applied::Now);
     world.check();
 }
 
-fn jobs_of(world: &World) -> Vec<MovedJob> {
+pub(super) fn jobs_of(world: &World) -> Vec<MovedJob> {
     let open = world.jobs.values();
     open.map(|open| MovedJob {
         step: open.job.job_id.step,
@@ -45,9 +45,16 @@ fn jobs_of(world: &World) -> Vec<MovedJob> {
     .collect()
 }
 
-fn moved(world: &mut World, to: &Flow, renames: &Renames) -> Result<Commit, String> {
+/// The commit that moves the run to a revision, for instances of a pool or for any.
+pub(super) fn moved(
+    world: &mut World,
+    (to, pool): (&Flow, Option<&str>),
+    renames: &Renames,
+) -> Result<Commit, String> {
     let run = world.run.clone().unwrap();
-    let migrated = place((&world.flow, to), renames, &run).map_err(|error| error.to_string())?;
+    let mut migrated =
+        place((&world.flow, to), renames, &run).map_err(|error| error.to_string())?;
+    migrated.pool = pool.map(Into::into);
     let (jobs, id) = (jobs_of(world), world.commit_id());
     Ok(migrate((&world.flow, to), migrated, &run, &jobs, id).unwrap())
 }
@@ -76,11 +83,11 @@ fn a_held_run_begins_on_the_revision_that_it_is_released_to() {
     });
     let new = World::new(flow(&steps)).flow;
     let (run, id) = (world.run.clone().unwrap(), world.commit_id());
-    let commit = release(&new, &run, Timestamp(0), id).unwrap();
+    let commit = release((&new, None), &run, Timestamp(0), id).unwrap();
     assert_eq!(commit.record.revision, new.revision);
     pin(&mut world, new.clone(), &commit);
     assert_eq!(world.kinds(), ["run.started", "run.released", "step.queued"]);
-    let again = release(&new, &world.run.clone().unwrap(), Timestamp(0), id).unwrap_err();
+    let again = release((&new, None), &world.run.clone().unwrap(), Timestamp(0), id).unwrap_err();
     assert_eq!(again.to_string(), "the run is not held: it is running");
     world.succeed("check", &["checked"]);
     world.succeed("start", &[]);
@@ -92,7 +99,7 @@ fn a_delayed_start_that_was_held_is_due_when_it_would_have_been() {
     let due_of = |due: Due| {
         let mut world = held(due);
         let (run, id) = (world.run.clone().unwrap(), world.commit_id());
-        let commit = release(&world.flow, &run, Timestamp(1_000), id).unwrap();
+        let commit = release((&world.flow, None), &run, Timestamp(1_000), id).unwrap();
         let Some(JobChange::Add { due, .. }) = commit.jobs.first().cloned() else {
             panic!("a released run has a job: {:?}", commit.jobs);
         };
@@ -119,6 +126,7 @@ fn a_start_that_knows_an_older_gate_is_refused() {
         due: Due::Now,
         gate: crate::gate::GateStamp { generation: 3, is_closed: true },
         instance: None,
+        pool: None,
     };
     let id = world.commit_id();
     let commit = super::super::start(&world.flow, &start, id);
@@ -142,7 +150,7 @@ fn a_moved_run_does_the_open_step_again_and_no_other() {
     });
     let new = World::new(flow(&steps)).flow;
     let renames = Renames::from([("a".into(), "alpha".into())]);
-    let commit = moved(&mut world, &new, &renames).unwrap();
+    let commit = moved(&mut world, (&new, None), &renames).unwrap();
     pin(&mut world, new, &commit);
     assert_eq!(world.state("alpha"), StepState::Queued);
     assert_eq!(world.state("b"), StepState::Succeeded);
@@ -214,7 +222,7 @@ fn a_run_whose_place_the_revision_does_not_have_is_not_moved() {
         world.succeed("start", &["left", "right"]);
         world.succeed("b", &["b.done"]);
         let new = World::new(flow(&steps)).flow;
-        let found = moved(&mut world, &new, &Renames::new()).unwrap_err();
+        let found = moved(&mut world, (&new, None), &Renames::new()).unwrap_err();
         assert_eq!(found, expected, "{steps}");
     }
 }

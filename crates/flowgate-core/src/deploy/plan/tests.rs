@@ -38,6 +38,7 @@ fn run(flow: &Flow, number: u128, steps: &str, slots: &str) -> Run {
         priority: None,
         hold: None,
         instance: None,
+        pool: None,
     };
     let mut run = Run::new(RunId(Uuid::from_u128(number)), flow, &started);
     for (name, is) in steps.split_whitespace().filter_map(|step| step.split_once('=')) {

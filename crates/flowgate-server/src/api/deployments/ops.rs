@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, ShadowRules, Strategy};
 use flowgate_core::flow::{Flow, FlowErrors};
+use flowgate_core::ids::is_identifier;
 use flowgate_engine::{
-    Ask, DeployRequest, Engine, deployment_report, deployments, find_deployment,
+    Ask, DeployRequest, Engine, canary_figures, deployment_report, deployments, find_deployment,
 };
 use flowgate_store::Store;
 
@@ -50,6 +51,19 @@ pub(super) async fn find(
             .path(deployment)
             .help("`GET /api/v1/deployments` lists them")
     })
+}
+
+/// Where a deployment stands, and how its canary does if it has one.
+pub(super) async fn show(
+    store: &dyn Store,
+    flow: &str,
+    deployment: &str,
+) -> Result<DeploymentItem, ApiError> {
+    let mut found = find(store, flow, deployment).await?;
+    if let Some(seen) = canary_figures(store, &found).await? {
+        found.canary = Some(seen);
+    }
+    Ok(DeploymentItem::from(&found))
 }
 
 /// What became of a deployment.
@@ -156,13 +170,19 @@ fn settings(flow: &Flow, new: &NewDeployment) -> Result<Settings, ApiError> {
         settings.strategy = found.ok_or_else(|| {
             ApiError::invalid("deploy_invalid", format!("there is no strategy `{name}`"))
                 .path("strategy")
-                .help("use `rolling`, `blue-green` or `shadow`")
+                .help("use `rolling`, `blue-green`, `canary` or `shadow`")
         })?;
         if settings.strategy == Strategy::Shadow {
             settings.shadow.get_or_insert_default();
         }
     }
-    if new.pool.is_some() {
+    if let Some(pool) = &new.pool {
+        if !is_identifier(pool) {
+            let message = format!("`{}` cannot be the name of a pool", pool.escape_debug());
+            return Err(ApiError::invalid("deploy_invalid", message)
+                .path("pool")
+                .help("see the pools of instances with `flowgate instances`"));
+        }
         settings.pool.clone_from(&new.pool);
     }
     if let Some(span) = &new.drain_timeout {

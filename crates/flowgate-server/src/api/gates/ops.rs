@@ -67,6 +67,8 @@ async fn item(
         replay_rate,
         is_opening: _,
         deployment,
+        canary: _,
+        pools: _,
     } = gate;
     let age = |at| u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
     Ok(GateItem {

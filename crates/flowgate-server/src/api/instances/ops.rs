@@ -18,14 +18,12 @@ use crate::wire::instances::{
 const LEADER: &str = "leader";
 
 /// All instances that were heard of within a day, and the remote workers of the last hour; only
-/// the instances of a pool if one is named.
+/// those of a pool if one is named.
 pub async fn list(store: &dyn Store, pool: Option<&str>) -> Result<InstanceList, ApiError> {
     let items = instances(store, pool).await?;
-    let workers = match pool {
-        None => remote_workers(store).await?.iter().map(worker_item).collect(),
-        Some(_) => Vec::new(),
-    };
-    Ok(InstanceList { items, workers })
+    let mut workers = remote_workers(store).await?;
+    workers.retain(|worker| pool.is_none() || worker.pool.as_deref() == pool);
+    Ok(InstanceList { items, workers: workers.iter().map(worker_item).collect() })
 }
 
 fn worker_item(worker: &RemoteWorker) -> WorkerItem {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use flowgate_core::flow::{Flow, queue_concurrency_key, queue_rate_key};
 use flowgate_core::ids::{JobId, Revision, is_identifier};
 use flowgate_core::limits::LIMIT_MAX;
+use flowgate_core::pool;
 use flowgate_core::time::Timestamp;
 use flowgate_engine::{QueueSettings, change_queue, queue_settings};
 use flowgate_store::control::QueueStats;
@@ -31,7 +32,10 @@ pub async fn list(store: &dyn Store) -> Result<Items<QueueItem>, ApiError> {
     for (queue, settings) in queue_settings(store).await? {
         let empty =
             || QueueStats { queue: Arc::clone(&queue), due: 0, later: 0, oldest_due_at: None };
-        rows.entry(Arc::clone(&queue)).or_insert_with(|| (empty(), settings)).1 = settings;
+        rows.entry(Arc::clone(&queue)).or_insert_with(|| (empty(), settings));
+        // What is set for a queue holds for those of its pools too.
+        let of_it = rows.iter_mut().filter(|(name, _)| *pool::split(name).0 == *queue);
+        of_it.for_each(|(_, (_, set))| *set = settings);
     }
     let instances = store.list_instances().await?;
     let items = rows.into_values().map(|(stats, settings)| QueueItem {
@@ -57,9 +61,11 @@ fn item(stats: &QueueStats, settings: QueueSettings, now: Timestamp) -> QueueIte
 }
 
 fn served_by(instances: &[InstanceRow], queue: &str, now: Timestamp) -> Vec<String> {
+    let (queue, pool) = pool::split(queue);
     let serves = |row: &&InstanceRow| {
         let queues = row.beat.queues.as_ref();
         !lookup::is_silent(row, now)
+            && (pool.is_none() || row.beat.pool.as_deref() == pool)
             && queues.is_none_or(|names| names.iter().any(|name| **name == *queue))
     };
     instances.iter().filter(serves).map(|row| row.beat.instance.to_string()).collect()
@@ -74,8 +80,9 @@ pub async fn show(store: &dyn Store, queue: &str) -> Result<QueueDetail, ApiErro
             .help("see `flowgate queues list`; the queue of a step is in its flow file")
             .path(queue)
     })?;
-    let running = store.read_permits(&queue_concurrency_key(queue)).await?;
-    let begun = store.read_permits(&queue_rate_key(queue)).await?;
+    let (limited, _) = pool::split(queue);
+    let running = store.read_permits(&queue_concurrency_key(limited)).await?;
+    let begun = store.read_permits(&queue_rate_key(limited)).await?;
     let mut holders = Vec::new();
     let mut flows = HashMap::new();
     for (job, _) in running.holders.iter().take(HOLDERS_MAX) {
@@ -109,6 +116,12 @@ pub async fn change(
     queue: &str,
     change: QueueChange,
 ) -> Result<QueueChanged, ApiError> {
+    if let (name, Some(_)) = pool::split(queue) {
+        let message = format!("`{queue}` is where jobs of `{name}` wait for a pool");
+        return Err(ApiError::invalid("identifier_invalid", message)
+            .help(format!("name `{name}`: what is set for it holds for all pools together"))
+            .path(queue));
+    }
     if !is_identifier(queue) {
         let shown: String = queue.chars().take(200).collect();
         let message = format!("`{}` cannot be the name of a queue", shown.escape_debug());

@@ -5,7 +5,8 @@
 -- ARGV[2]  milliseconds of the leases
 -- ARGV[3]  jobs at most
 -- ARGV[4]  bytes of payloads at most; the caller reads what is missing
--- ARGV[5]  number of queues, or -1 for all, or -1 - n for all but n; then their names
+-- ARGV[5]  number of queues, or -1 for all, or -1 - n for all but n; then their names,
+--   and `@` and a pool for all of that pool too
 -- Reply    time, deadline of the leases; then for each job an array: run id, step, order, token,
 --   attempt, queue, job, lost leases, record (empty if a job before it has it), and last event and
 --   text of each row of the log that holds an input
@@ -23,7 +24,7 @@ if chosen < 0 then
   local left_out = {}
   for at = 6, 4 - chosen do left_out[ARGV[at]] = true end
   for _, queue in ipairs(call('SMEMBERS', prefix .. 'queues')) do
-    if not left_out[queue] then queues[#queues + 1] = queue end
+    if is_wanted(queue, left_out) then queues[#queues + 1] = queue end
   end
 else
   for at = 6, 5 + chosen do queues[#queues + 1] = ARGV[at] end

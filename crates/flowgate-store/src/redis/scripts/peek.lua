@@ -3,7 +3,8 @@
 -- KEYS[1]  prefix of the partition
 -- ARGV[1]  jobs at most
 -- ARGV[2]  milliseconds for which hints are wanted; 0 for none
--- ARGV[3]  number of queues, or -1 for all, or -1 - n for all but n; then their names
+-- ARGV[3]  number of queues, or -1 for all, or -1 - n for all but n; then their names,
+--   and `@` and a pool for all of that pool too
 -- Reply    time, deadline of the lease that ends first (-1 for none), and where the first jobs stand
 --   in their queues: when they are due, in microseconds, or before if they are due already
 local meta = call('HMGET', meta_key, 'clock_ms', 'due_wanted_until')
@@ -19,7 +20,7 @@ if chosen < 0 then
   local left_out = {}
   for at = 4, 2 - chosen do left_out[ARGV[at]] = true end
   for _, queue in ipairs(call('SMEMBERS', prefix .. 'queues')) do
-    if not left_out[queue] then queues[#queues + 1] = queue end
+    if is_wanted(queue, left_out) then queues[#queues + 1] = queue end
   end
 else
   for at = 4, 3 + chosen do queues[#queues + 1] = ARGV[at] end

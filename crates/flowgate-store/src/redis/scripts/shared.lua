@@ -34,6 +34,13 @@ local ROW = '^%x*;(%d+);(%d+);'
 local AT = '^(%d+);(%d+);(%d+);(%d+)$'
 local ROW_OF_FEED = '([^:,]+):(%d+):(%d+):(%d+)'
 
+-- Whether one who wants all queues but `left_out` wants this one: that of a pool only if `@` and the
+-- pool are in there, since no queue has that name.
+local function is_wanted(queue, left_out)
+  local pool = match(queue, '@.*$')
+  return not left_out[queue] and (not pool or left_out[pool])
+end
+
 -- The time in milliseconds, and the microseconds beyond it.
 local function clock(shift_ms)
   local time = call('TIME')

@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// Attempts at the same time [default: 256]
     #[arg(long, value_name = "N")]
     concurrency: Option<usize>,
-    /// A label that is listed with the instance
+    /// The pool of the instance: it executes what is deployed to that besides what is for anybody
     #[arg(long, value_name = "NAME")]
     pool: Option<String>,
     /// Where the dashboard, the API, health and metrics are served, or off [default:

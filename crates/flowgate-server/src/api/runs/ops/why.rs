@@ -6,7 +6,9 @@ use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::RunId;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
-use flowgate_core::view::{self, Executor, LimitUse, OpenJob, QueuesSeen, Reason, Standing};
+use flowgate_core::view::{
+    self, Executor, LimitUse, OpenJob, PoolSeen, QueuesSeen, Reason, Standing,
+};
 use flowgate_engine::queue_settings;
 use flowgate_engine::remote::workers_seen;
 use flowgate_store::{Degradation, InstanceRow, JobDetail, RunDetail, Store, StoreError};
@@ -102,13 +104,18 @@ async fn queues_seen(store: &dyn Store, now: Timestamp) -> Result<QueuesSeen, St
     let paused = settings.filter(|(_, set)| set.paused).map(|(queue, _)| queue).collect();
     let rows = store.list_instances().await?.into_iter();
     let heard: Vec<_> = rows.filter(|row| !lookup::is_silent(row, now)).collect();
+    let pools = heard.iter().filter_map(|row| {
+        let (pool, queues) = (row.beat.pool.clone()?, row.beat.queues.clone());
+        Some(PoolSeen { pool, queues })
+    });
+    let pools = Some(pools.collect());
     // Of nobody nothing is known; one that has no queues takes those of all.
     let served = heard.into_iter().map(|row| row.beat.queues).reduce(|all, of_one| {
         let (mut all, of_one) = (all?, of_one?);
         all.extend(of_one);
         Some(all)
     });
-    Ok(QueuesSeen { paused, served: served.flatten() })
+    Ok(QueuesSeen { paused, served: served.flatten(), pools })
 }
 
 /// Who uses the limits that steps of the run may be waiting for.

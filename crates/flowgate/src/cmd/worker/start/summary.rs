@@ -47,6 +47,6 @@ async fn due(engine: &Engine) -> Option<u64> {
         return Some(0);
     }
     let queues = tokio::time::timeout(QUEUES_MAX, engine.queues()).await.ok()?.ok()?;
-    let served = queues.iter().filter(|queue| engine.config().queues.contains(&queue.queue));
+    let served = queues.iter().filter(|queue| engine.serves(&queue.queue));
     Some(served.map(|queue| queue.due).sum())
 }

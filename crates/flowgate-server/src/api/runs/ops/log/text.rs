@@ -13,7 +13,10 @@ pub fn text(event: &Event) -> String {
             let held = if started.hold.is_some() { "held, " } else { "" };
             format!("{held}input {}", started.input.get())
         }
-        Event::RunReleased { revision } => format!("on {revision}"),
+        Event::RunReleased { revision, pool } => match pool {
+            None => format!("on {revision}"),
+            Some(pool) => format!("on {revision}, for the pool {pool}"),
+        },
         Event::RunCheckpointed { deployment, .. } => format!("by {deployment}"),
         Event::RunMigrated(migrated) => match &migrated.deployment {
             Some(deployment) => format!("to {} by {deployment}", migrated.revision),
