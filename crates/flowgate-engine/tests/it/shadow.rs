@@ -286,7 +286,10 @@ async fn a_wait_is_over_as_it_was(stores: Vec<Arc<dyn Store>>) {
     let new = waiting
         .replace("delay: 10ms", "delay: 8h")
         .replace("worker: price }", "worker: price-new }");
-    let ended = scene.ended(&scene.deploy(&new, &rules("runs: 5")).await).await;
+    // Past the gate, which is closed meanwhile.
+    let settings = rules("runs: 5").replace("{shadow", "{strategy: blue-green, shadow");
+    let ended = scene.ended(&scene.deploy(&new, &settings).await).await;
+    assert!(ended.phases.iter().any(|entered| entered.phase == Phase::Drain), "{ended:?}");
     let shadow = ended.shadow.as_ref().expect("a shadow");
     assert_eq!(
         (ended.phase, shadow.compared, shadow.differing),
