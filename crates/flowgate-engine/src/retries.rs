@@ -114,8 +114,8 @@ impl Engine {
             let met = gates::met(instance, &run.flow, gate).await?;
             let pool = met.as_ref().and_then(|met| met.pool_of(&flow.flow.revision)).cloned();
             let by = Some(instance.config.instance.clone());
-            let gate = gate.generation;
-            let new = RetryAs { run_id: new_id, commit_id, gate, instance: by, pool };
+            let generation = gate.generation;
+            let new = RetryAs { run_id: new_id, commit_id, gate: generation, instance: by, pool };
             let commit =
                 decide::retry(flows, &run, &log, from, &new).map_err(EngineError::Rejected)?;
             let (reply, answer) = oneshot::channel();

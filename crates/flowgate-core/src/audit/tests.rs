@@ -29,6 +29,7 @@ fn started(input: &str, hold: Option<Hold>) -> Event {
         retry_of: None,
         priority: None,
         hold,
+        pool: None,
         instance: Some(InstanceId("door".into())),
     })
 }
@@ -111,7 +112,7 @@ fn an_inbound_entry_has_the_hash_of_the_raw_bytes_and_no_values() {
 
 #[test]
 fn a_held_start_says_how_long_it_was_held() {
-    let released = Event::RunReleased { revision: flow().revision };
+    let released = Event::RunReleased { revision: flow().revision, pool: None };
     let log = stored(vec![started("1", Some(Hold::default())), released, queued("take")]);
     let entry = inbound(&log).unwrap();
     assert_eq!((entry.status, entry.took_ms), (EntryStatus::Held, Some(10)));
@@ -213,7 +214,7 @@ fn lines_count_what_came_in_and_what_came_out_of_that() {
 
 #[test]
 fn a_trail_names_every_attempt_with_who_and_on_which_revision() {
-    let moved = Event::RunReleased { revision: Revision("bb".into()) };
+    let moved = Event::RunReleased { revision: Revision("bb".into()), pool: None };
     let begun = |attempt| Event::StepStarted { step: "ship".into(), lease: lease(attempt, "b") };
     let error = StepError { kind: ErrorKind::Failed, message: "no".into() };
     let again = Event::AttemptFailed {

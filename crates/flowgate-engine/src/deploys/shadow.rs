@@ -212,6 +212,8 @@ impl Driver {
                 priority: Some(0),
                 due: Due::Now,
                 gate: GateStamp::default(),
+                instance: Some(self.instance.config.instance.clone()),
+                pool: deployment.settings.pool.as_deref().map(Into::into),
             };
             self.start_probe(&new, start).await?;
         }

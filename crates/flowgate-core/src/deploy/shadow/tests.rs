@@ -38,6 +38,8 @@ impl Story {
             priority: None,
             due: Due::Now,
             gate: GateStamp::default(),
+            instance: None,
+            pool: None,
         };
         let commit = decide::start(&flow, &start, CommitId(Uuid::nil()));
         let mut story = Self { flow, run: Arc::clone(&commit.record), log: Vec::new() };
@@ -310,7 +312,9 @@ fn a_shadow_run_is_not_tried_again_and_needs_no_repair() {
         run_id: RunId(Uuid::from_u128(3)),
         commit_id: CommitId(Uuid::nil()),
         gate: 0,
+        instance: None,
+        pool: None,
     };
-    let again = decide::retry((&story.flow, &story.flow), &story.run, &story.log, None, new);
+    let again = decide::retry((&story.flow, &story.flow), &story.run, &story.log, None, &new);
     assert_eq!(again.unwrap_err(), decide::Rejection::RunShadow);
 }
