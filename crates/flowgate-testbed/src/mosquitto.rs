@@ -104,21 +104,21 @@ fn command(site: &Site, port: u16, terms: &BrokerTerms) -> anyhow::Result<Comman
         std::fs::write(&path, text).with_context(|| format!("writing {name} for mosquitto"))?;
         anyhow::Ok(path)
     };
-    let mut text = settings_for(port, &folder.display().to_string());
+    let mut lines = vec![settings_for(port, &folder.display().to_string())];
     match terms.user {
-        None => text.push_str("allow_anonymous true\n"),
+        None => lines.push("allow_anonymous true".to_owned()),
         Some((user, password)) => {
             let passwords = write("passwords", format!("{user}:{password}\n"))?;
             hash(&passwords)?;
-            text.push_str(&format!("password_file {}\n", passwords.display()));
+            lines.push(format!("password_file {}", passwords.display()));
         }
     }
     if !terms.access.is_empty() {
         let access = write("access", terms.access.join("\n") + "\n")?;
-        text.push_str(&format!("acl_file {}\n", access.display()));
+        lines.push(format!("acl_file {}", access.display()));
     }
-    text.extend(terms.settings.iter().map(|line| format!("{line}\n")));
-    let settings = write("mosquitto.conf", text)?;
+    lines.extend(terms.settings.iter().copied().map(ToOwned::to_owned));
+    let settings = write("mosquitto.conf", lines.join("\n") + "\n")?;
     let mut command = Command::new(tool::require("mosquitto")?);
     command.arg("-c").arg(settings).current_dir(folder);
     Ok(command)

@@ -261,19 +261,9 @@ impl fmt::Display for Cause {
                  jobs of"
             ),
             Self::NoWorker { worker, queue, since, asked_at } => {
-                write!(f, "is due since {since} and waits for a worker `{worker}`")?;
-                if queue != worker {
-                    write!(f, " in the queue `{queue}`")?;
-                }
-                say_asked(f, *asked_at)?;
-                f.write_str("; start one that claims it")
+                say_no_worker(f, (worker, queue), *since, *asked_at)
             }
-            Self::NoBroker { queue, since } => write!(
-                f,
-                "is due since {since} and waits in the queue `{queue}` for an instance with an \
-                 MQTT broker; none has one: name it as `[mqtt]` in the settings of one that takes \
-                 jobs of this queue"
-            ),
+            Self::NoBroker { queue, since } => say_no_broker(f, queue, *since),
             Self::Held { flow, since, gate, reason, deployment } => {
                 let closed = (*gate, deployment.as_deref());
                 say_held(f, flow, closed, *since)?;
@@ -339,6 +329,29 @@ fn say_held(
         write!(f, " for the deployment {deployment}")?;
     }
     since.map_or(Ok(()), |since| write!(f, ", and it waits there since {since}"))
+}
+
+fn say_no_worker(
+    f: &mut fmt::Formatter<'_>,
+    (worker, queue): (&str, &str),
+    since: Timestamp,
+    asked_at: Option<Timestamp>,
+) -> fmt::Result {
+    write!(f, "is due since {since} and waits for a worker `{worker}`")?;
+    if queue != worker {
+        write!(f, " in the queue `{queue}`")?;
+    }
+    say_asked(f, asked_at)?;
+    f.write_str("; start one that claims it")
+}
+
+fn say_no_broker(f: &mut fmt::Formatter<'_>, queue: &str, since: Timestamp) -> fmt::Result {
+    write!(
+        f,
+        "is due since {since} and waits in the queue `{queue}` for an instance with an MQTT \
+         broker; none has one: name it as `[mqtt]` in the settings of one that takes jobs of this \
+         queue"
+    )
 }
 
 fn say_asked(f: &mut fmt::Formatter<'_>, asked_at: Option<Timestamp>) -> fmt::Result {
