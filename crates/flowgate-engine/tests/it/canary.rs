@@ -237,7 +237,7 @@ async fn a_canary_whose_driver_dies_goes_on(stores: Vec<Arc<dyn Store>>) {
     let (old, new) = (Flow::parse(OLD).unwrap(), Flow::parse(NEW).unwrap());
     let mut stores = stores.into_iter();
     let (first, second) = (stores.next().unwrap(), stores.next().unwrap());
-    let leader = Leader::start(Arc::clone(&first), &floor);
+    let leader = Leader::start(Arc::clone(&first), floor.workers());
     let leads = async || !first.list_terms("leader").await.unwrap().is_empty();
     eventually("somebody leads", leads).await;
     let standby = Engine::start(second, floor.workers(), config()).unwrap();

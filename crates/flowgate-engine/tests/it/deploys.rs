@@ -500,8 +500,6 @@ macro_rules! on_every_store {
 }
 pub(crate) use on_every_store;
 
-pub(crate) use on_every_store;
-
 on_every_store!(
     t2_a_hundred_messages_with_a_drain_after_fifty_all_come_out,
     t3_a_slow_step_is_checkpointed_and_resumes_where_it_was,

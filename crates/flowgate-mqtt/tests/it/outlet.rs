@@ -55,9 +55,9 @@ impl World {
     async fn failure(&self, run_id: RunId) -> (ErrorKind, String) {
         assert_eq!(self.ends(run_id).await, RunStatus::Failed);
         let log = whole_log(&*self.store, run_id).await.unwrap();
-        let failed = log.iter().find_map(|stored| match &stored.event {
-            RunEvent::StepFailed { error, .. } => Some((error.kind, error.message.to_string())),
-            _ => None,
+        let failed = log.iter().find_map(|stored| {
+            let RunEvent::StepFailed { error, .. } = &stored.event else { return None };
+            Some((error.kind, error.message.to_string()))
         });
         failed.unwrap()
     }

@@ -38,7 +38,7 @@ impl Queues {
         known.read_at = Some(now);
         match &engine.config().queues {
             Served::All | Served::AllBut(_) | Served::AllOf { .. } => {
-                known.names.extend([DEFAULT.into()])
+                known.names.extend([DEFAULT.into()]);
             }
             Served::Only(names) => known.names.extend(names.iter().cloned()),
         }
