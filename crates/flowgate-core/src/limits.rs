@@ -8,6 +8,10 @@ pub const NAME_BYTES_MAX: usize = 128;
 pub const FLOW_FILE_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the description of a flow or a step.
 pub const DESCRIPTION_BYTES_MAX: usize = 10_000;
+/// Bytes of the name of whoever registered a revision.
+pub const AUTHOR_BYTES_MAX: usize = 256;
+/// Bytes of what a revision is registered for.
+pub const NOTE_BYTES_MAX: usize = 4 << 10;
 /// Steps of a flow.
 pub const STEPS_MAX: usize = 1_000;
 /// Event names that one step may declare, or subscribe to.

@@ -21,7 +21,7 @@ use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use flowgate_store::control::{Expect, Record, RecordQuery, RecordWrite, RecordsOutcome};
 use flowgate_store::{
-    NewRevision, RunCursor, RunQuery, RunRow, Store, StoreCopy, StoreError, StoredRevision,
+    Authored, RunCursor, RunQuery, RunRow, Store, StoreCopy, StoreError, StoredRevision,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -208,9 +208,9 @@ impl Engine {
         let DeployPlan { from, to, plan } = self.plan_deployment(&request).await?;
         let (store, name) = (&**self.store(), Arc::clone(&request.flow.name));
         let now = store.now().await?;
-        let folder = request.folder.as_ref().map(|folder| folder.to_string_lossy().into_owned());
-        let file = request.flow.file.clone();
-        let revision = NewRevision { revision: to.clone(), file, folder };
+        let (author, note) = (request.author.clone(), request.note.clone());
+        let authored = Authored { author, note };
+        let revision = crate::flows::revision(&request.flow, request.folder.as_ref(), authored)?;
         // Not active: runs may be pinned to it, and none starts on it.
         let stored = StoredRevision { revision, registered_at: now, active: false };
         store.import(StoreCopy { revisions: vec![stored], runs: Vec::new() }).await?;
