@@ -30,10 +30,14 @@ use crate::error::{EngineError, FlowError};
 use crate::supervisor::Engine;
 
 mod act;
+mod checkpoints;
 mod driver;
 mod look;
 
+pub(crate) use checkpoints::stopped_by;
 pub(crate) use driver::drive;
+
+pub use checkpoints::find_checkpoint;
 
 /// The topic by which the leader is told of deployments.
 pub(crate) const TOPIC: &str = "deploys";
@@ -137,6 +141,8 @@ pub enum CheckpointState {
     Resumed,
     /// It has gone on, on its own revision.
     Pinned,
+    /// It was given up: the run was cancelled.
+    Discarded,
 }
 
 impl CheckpointState {
@@ -146,6 +152,7 @@ impl CheckpointState {
             Self::Pending => "pending",
             Self::Resumed => "resumed",
             Self::Pinned => "pinned",
+            Self::Discarded => "discarded",
         }
     }
 }
@@ -346,7 +353,7 @@ fn key_of(flow: &str, id: &DeploymentId) -> Arc<str> {
 }
 
 /// Whether a run is one of a smoke test.
-fn is_probe(run: &Run) -> bool {
+pub(crate) fn is_probe(run: &Run) -> bool {
     run.tags.contains_key(PROBE_TAG)
 }
 

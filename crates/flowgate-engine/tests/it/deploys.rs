@@ -24,13 +24,13 @@ use tokio::sync::Notify;
 use crate::shared::{Place, shut_down};
 use crate::world::{eventually, payload};
 
-const OLD: &str = "
+pub(crate) const OLD: &str = "
 flow: orders
 steps:
   take: { run: { worker: take }, emits: [taken] }
   ship: { subscribes: [taken], run: { worker: ship-old }, retry: { attempts: 1 } }
 ";
-const NEW: &str = "
+pub(crate) const NEW: &str = "
 flow: orders
 steps:
   take: { run: { worker: take }, emits: [taken] }
@@ -41,13 +41,13 @@ const LEASE: Duration = Duration::from_secs(2);
 
 /// What the handlers have done, and what holds them up.
 #[derive(Clone, Default)]
-struct Floor {
+pub(crate) struct Floor {
     /// By handler and number, how often it ended well.
     done: Arc<Mutex<BTreeMap<(String, u64), usize>>>,
     /// Whoever ships an order over this number on the old revision waits.
-    slow_from: Arc<Mutex<Option<u64>>>,
-    let_go: Arc<Notify>,
-    waiting: Arc<AtomicUsize>,
+    pub(crate) slow_from: Arc<Mutex<Option<u64>>>,
+    pub(crate) let_go: Arc<Notify>,
+    pub(crate) waiting: Arc<AtomicUsize>,
 }
 
 impl Floor {
@@ -90,15 +90,15 @@ impl Floor {
         self.done.lock().iter().filter(|((by, _), _)| by == name).map(|(_, count)| count).sum()
     }
 
-    fn of(&self, name: &str, n: u64) -> usize {
+    pub(crate) fn of(&self, name: &str, n: u64) -> usize {
         self.done.lock().get(&(name.to_owned(), n)).copied().unwrap_or(0)
     }
 }
 
-struct Scene {
-    engines: Vec<Engine>,
-    floor: Floor,
-    old: Flow,
+pub(crate) struct Scene {
+    pub(crate) engines: Vec<Engine>,
+    pub(crate) floor: Floor,
+    pub(crate) old: Flow,
 }
 
 fn config() -> EngineConfig {
@@ -107,7 +107,7 @@ fn config() -> EngineConfig {
 }
 
 impl Scene {
-    async fn new(stores: Vec<Arc<dyn Store>>) -> Self {
+    pub(crate) async fn new(stores: Vec<Arc<dyn Store>>) -> Self {
         let (floor, old) = (Floor::default(), Flow::parse(OLD).unwrap());
         let start = |store| Engine::start(store, floor.workers(), config()).unwrap();
         let engines: Vec<Engine> = stores.into_iter().map(start).collect();
@@ -115,22 +115,22 @@ impl Scene {
         Self { engines, floor, old }
     }
 
-    fn engine(&self) -> &Engine {
+    pub(crate) fn engine(&self) -> &Engine {
         self.engines.last().unwrap()
     }
 
-    async fn start(&self, n: u64) -> RunId {
+    pub(crate) async fn start(&self, n: u64) -> RunId {
         let engine = usize::try_from(n).unwrap() % self.engines.len();
         let request = StartRequest::new(payload(json!({ "n": n })));
         self.engines[engine].start_run("orders", request).await.unwrap().run_id
     }
 
-    async fn deploy(&self, flow: &str, settings: &str) -> Deployment {
+    pub(crate) async fn deploy(&self, flow: &str, settings: &str) -> Deployment {
         self.engine().start_deployment(request(flow, settings)).await.unwrap()
     }
 
     /// The deployment when it has ended.
-    async fn ended(&self, deployment: &Deployment) -> Deployment {
+    pub(crate) async fn ended(&self, deployment: &Deployment) -> Deployment {
         let id = &deployment.deployment_id.0;
         let read = async || self.read(id).await;
         let is_over = async || read().await.phase.is_terminal();
@@ -147,7 +147,7 @@ impl Scene {
         deployment_report(&**self.engine().store(), deployment).await.unwrap()
     }
 
-    async fn reached(&self, deployment: &Deployment, phase: Phase) {
+    pub(crate) async fn reached(&self, deployment: &Deployment, phase: Phase) {
         let id = &deployment.deployment_id.0;
         let is_there =
             async || self.read(id).await.phases.iter().any(|entered| entered.phase == phase);
@@ -155,7 +155,7 @@ impl Scene {
     }
 
     /// Waits for the ends of runs, and checks their logs.
-    async fn check(&self, runs: &[RunId], flows: &[&Flow]) {
+    pub(crate) async fn check(&self, runs: &[RunId], flows: &[&Flow]) {
         let store = &**self.engine().store();
         for run_id in runs {
             let detail = self.engine().wait(*run_id).await.unwrap();
@@ -164,7 +164,7 @@ impl Scene {
         }
     }
 
-    async fn kinds(&self, run_id: RunId) -> Vec<&'static str> {
+    pub(crate) async fn kinds(&self, run_id: RunId) -> Vec<&'static str> {
         let log = whole_log(&**self.engine().store(), run_id).await.unwrap();
         log.iter().map(|stored| stored.event.kind()).collect()
     }
@@ -186,7 +186,7 @@ fn request(flow: &str, settings: &str) -> DeployRequest {
     }
 }
 
-const FAST: &str = "
+pub(crate) const FAST: &str = "
 strategy: blue-green
 drain_timeout: 5s
 verify_timeout: 5s
@@ -504,7 +504,7 @@ async fn a_driver_that_dies_at_any_boundary_is_followed_by_another(stores: Vec<A
     shut_down(scene.engines).await;
 }
 
-async fn sqlite() -> Vec<Arc<dyn Store>> {
+pub(crate) async fn sqlite() -> Vec<Arc<dyn Store>> {
     let folder = tempfile::tempdir().unwrap();
     let options = SqliteOptions::new(instance_id());
     let store = SqliteStore::open(&folder.path().join("store.db"), options).await.unwrap();

@@ -3,6 +3,7 @@
 
 mod debounce;
 mod degradation;
+#[macro_use]
 mod deploys;
 mod faults;
 mod flows;
@@ -13,6 +14,7 @@ mod http;
 mod leases;
 mod limits;
 mod limits_shared;
+mod moves;
 mod process;
 mod reconciler;
 mod recorder;
