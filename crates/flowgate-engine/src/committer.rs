@@ -35,7 +35,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Stop};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::error::CommitError;
@@ -49,6 +49,8 @@ use crate::metrics::Emits;
 
 mod decide;
 mod settle;
+
+pub(crate) use settle::refuse;
 
 /// A commit that takes longer is worth a look: nothing is wrong with it, but runs stand still.
 const COMMIT_LONG: Duration = Duration::from_secs(5);
@@ -226,7 +228,13 @@ impl Committer {
                     let run_id = item.run_id;
                     let seed = item.seed.take();
                     let entry = match (runs.get_mut(&run_id), seed) {
-                        (Some(entry), _) => entry,
+                        (Some(entry), None) => entry,
+                        (Some(entry), Some(seed)) => {
+                            for lost in entry.repin(&seed.run, &seed.flow) {
+                                refuse(lost, CommitError::LeaseLost);
+                            }
+                            entry
+                        }
                         (None, Some(seed)) => {
                             runs.entry(run_id).or_insert_with(|| Entry::new(seed.run, seed.flow))
                         }
@@ -235,10 +243,17 @@ impl Committer {
                             if let Some(attempt) = &item.attempt {
                                 settle::give_back_if_cancelled(attempt);
                             }
-                            settle::refuse(item, CommitError::LeaseLost);
+                            refuse(item, CommitError::LeaseLost);
                             continue;
                         }
                     };
+                    if let Some(attempt) =
+                        item.attempt.as_ref().filter(|of| entry.is_moved_from(of))
+                    {
+                        attempt.stop(Stop::LeaseLost);
+                        refuse(item, CommitError::LeaseLost);
+                        continue;
+                    }
                     entry.pending.push(item);
                     if entry.phase == Phase::Idle {
                         entry.phase = Phase::Ready;
@@ -464,7 +479,13 @@ fn remake(instance: &Instance, sent: &mut [Sent]) -> Vec<Commit> {
             SentOrigin::Reports(run_id, items) => {
                 let entry = runs.get(run_id).expect("a run with a commit under way is kept");
                 let base = sent.base.as_ref().expect("reports are about a run that exists");
-                decide::again(&entry.flow.flow, base, items, sent.commit_id)
+                if entry.flow.flow.revision == base.revision {
+                    return decide::again(&entry.flow.flow, base, items, sent.commit_id);
+                }
+                // It was moved since.
+                let before = instance.flows.get(&base.flow, &base.revision);
+                let before = before.expect("a revision that was used is kept");
+                decide::again(&before.flow, base, items, sent.commit_id)
             }
         })
         .collect()

@@ -10,7 +10,9 @@ use flowgate_core::run::Run;
 use flowgate_store::LeaseRef;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Stop};
+use crate::committer::refuse;
+use crate::error::CommitError;
 use crate::flows::LoadedFlow;
 use crate::id_map::RunMap;
 use crate::inbox::Item;
@@ -71,6 +73,32 @@ impl Entry {
         }
     }
 
+    /// Whether an attempt was made of another revision than the run is on: the run was moved
+    /// since, and its jobs were given up by that.
+    pub(crate) fn is_moved_from(&self, attempt: &Attempt) -> bool {
+        !Arc::ptr_eq(&self.flow, &attempt.flow)
+            && self.flow.flow.revision != attempt.flow.flow.revision
+    }
+
+    /// Takes over `run`, which is later than what is known, if it was moved to `flow`. Whatever was
+    /// made of the revision before is over; the reports of it.
+    #[must_use = "whoever waits for them is to be told"]
+    pub(crate) fn repin(&mut self, run: &Arc<Run>, flow: &Arc<LoadedFlow>) -> Vec<Item> {
+        let is_same = Arc::ptr_eq(&self.flow, flow)
+            || run.version <= self.run.version
+            || self.flow.flow.revision == flow.flow.revision;
+        if is_same {
+            return Vec::new();
+        }
+        self.run = Arc::clone(run);
+        self.flow = Arc::clone(flow);
+        self.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::LeaseLost));
+        let (lost, rest) =
+            std::mem::take(&mut self.pending).into_iter().partition(|item| item.attempt.is_some());
+        self.pending = rest;
+        lost
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.attempts.is_empty() && self.pending.is_empty() && self.phase == Phase::Idle
     }
@@ -95,6 +123,13 @@ impl InFlight {
             let entry = runs
                 .entry(run.run_id)
                 .or_insert_with(|| Entry::new(Arc::clone(run), Arc::clone(&attempt.flow)));
+            for lost in entry.repin(run, &attempt.flow) {
+                refuse(lost, CommitError::LeaseLost);
+            }
+            if entry.is_moved_from(attempt) {
+                attempt.stop(Stop::LeaseLost);
+                continue;
+            }
             entry.note(run);
             entry.attempts.push(Arc::clone(attempt));
         }

@@ -207,6 +207,10 @@ impl Committer {
     /// Jobs that the commit made due and leased to this instance.
     fn hand_off(&mut self, entry: &mut Entry, handed_off: Vec<Claimed>, now: Instant) {
         for claimed in handed_off {
+            if claimed.run.revision != entry.flow.flow.revision {
+                // The run was moved before the answer came, and this job was given up by that.
+                continue;
+            }
             let kind = claimed.job.kind;
             let attempt = Attempt::new(&self.instance, &entry.flow, claimed, now);
             entry.attempts.push(Arc::clone(&attempt));
@@ -241,6 +245,10 @@ impl Committer {
             }
             Refusal::TooLarge { .. } => entry.is_split = true,
         }
+        let is_moved =
+            |item: &Item| item.attempt.as_ref().is_some_and(|of| entry.is_moved_from(of));
+        let (lost, mut items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(is_moved);
+        lost.into_iter().for_each(|item| refuse(item, CommitError::LeaseLost));
         items.append(&mut entry.pending);
         entry.pending = items;
     }
@@ -285,12 +293,20 @@ impl Committer {
         found: Result<Option<Arc<Run>>, StoreError>,
     ) {
         match found {
-            Ok(Some(run)) if run.revision != entry.flow.flow.revision => {
+            // What was read before the run was moved says nothing about where it is.
+            Ok(Some(run))
+                if run.revision != entry.flow.flow.revision && run.version > entry.run.version =>
+            {
                 // It was moved to another revision, and with it every job of it.
                 entry.run = run;
                 entry.phase = Phase::Idle;
                 entry.attempts.drain(..).for_each(|attempt| attempt.stop(Stop::LeaseLost));
-                entry.pending.drain(..).for_each(|item| refuse(item, CommitError::LeaseLost));
+                for item in entry.pending.drain(..) {
+                    let is_attempt = item.attempt.is_some();
+                    let error =
+                        if is_attempt { CommitError::LeaseLost } else { CommitError::Contended };
+                    refuse(item, error);
+                }
             }
             Ok(Some(run)) => {
                 entry.note(&run);
@@ -376,7 +392,7 @@ fn drop_emits(item: &Item) {
 }
 
 /// Drops a report and tells whoever waits for it.
-pub(super) fn refuse(item: Item, error: CommitError) {
+pub(crate) fn refuse(item: Item, error: CommitError) {
     drop_emits(&item);
     if let Some(reply) = item.reply {
         answer(reply, Err(error));
