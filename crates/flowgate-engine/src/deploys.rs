@@ -116,6 +116,9 @@ pub struct Checkpoint {
     pub created_at: Timestamp,
     /// When it goes on by itself, if nobody has let it.
     pub expires_at: Timestamp,
+    /// When it went on, or was given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled_at: Option<Timestamp>,
 }
 
 /// A step at which a run was stopped.

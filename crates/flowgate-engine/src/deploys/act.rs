@@ -177,6 +177,7 @@ impl Driver {
                 state: CheckpointState::Pending,
                 created_at: now,
                 expires_at: until,
+                settled_at: None,
             };
             self.write_checkpoint(deployment, &checkpoint, Expect::Anything).await?;
             gates::commit_all(&self.instance, vec![commit]).await?;
@@ -210,7 +211,8 @@ impl Driver {
                 continue;
             }
             let state = resume(&self.instance, deployment, &one, active).await?;
-            let settled = Checkpoint { state, ..one };
+            let settled_at = Some(self.instance.store.now().await?);
+            let settled = Checkpoint { state, settled_at, ..one };
             let expect = Expect::Version(record.version);
             self.write_checkpoint(deployment, &settled, expect).await?;
         }

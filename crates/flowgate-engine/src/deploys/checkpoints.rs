@@ -53,7 +53,8 @@ impl Engine {
                     resume(instance, &deployment, &checkpoint, &revision).await?
                 }
             };
-            let settled = Checkpoint { state, ..checkpoint };
+            let settled_at = Some(store.now().await?);
+            let settled = Checkpoint { state, settled_at, ..checkpoint };
             if self.settle(&settled, record.version).await? {
                 return Ok(settled);
             }
@@ -88,7 +89,8 @@ impl Engine {
                 Err(error) => return Err(error),
             }
             is_cancelled = true;
-            let settled = Checkpoint { state: CheckpointState::Discarded, ..checkpoint };
+            let (state, now) = (CheckpointState::Discarded, self.store().now().await?);
+            let settled = Checkpoint { state, settled_at: Some(now), ..checkpoint };
             if self.settle(&settled, record.version).await? {
                 return Ok(settled);
             }
