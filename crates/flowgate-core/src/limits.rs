@@ -10,6 +10,10 @@ pub const FLOW_FILE_BYTES_MAX: usize = 1 << 20;
 pub const DESCRIPTION_BYTES_MAX: usize = 10_000;
 /// Bytes of a topic that a step publishes to: MQTT has no longer text.
 pub const TOPIC_BYTES_MAX: usize = 65_535;
+/// Bytes of the name of whoever registered a revision.
+pub const AUTHOR_BYTES_MAX: usize = 256;
+/// Bytes of what a revision is registered for.
+pub const NOTE_BYTES_MAX: usize = 4 << 10;
 /// Steps of a flow.
 pub const STEPS_MAX: usize = 1_000;
 /// Event names that one step may declare, or subscribe to.

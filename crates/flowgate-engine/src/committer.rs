@@ -50,6 +50,8 @@ use crate::metrics::Emits;
 mod decide;
 mod settle;
 
+pub(crate) use settle::refuse;
+
 /// A commit that takes longer is worth a look: nothing is wrong with it, but runs stand still.
 const COMMIT_LONG: Duration = Duration::from_secs(5);
 
@@ -239,7 +241,7 @@ impl Committer {
                             if let Some(attempt) = &item.attempt {
                                 settle::give_back_if_cancelled(attempt);
                             }
-                            settle::refuse(item, CommitError::LeaseLost);
+                            refuse(item, CommitError::LeaseLost);
                             continue;
                         }
                     };

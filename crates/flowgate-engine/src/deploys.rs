@@ -20,7 +20,7 @@ use flowgate_core::run::{Run, RunStatus};
 use flowgate_core::time::Timestamp;
 use flowgate_store::control::{Expect, Record, RecordQuery, RecordWrite, RecordsOutcome};
 use flowgate_store::{
-    NewRevision, RunCursor, RunQuery, RunRow, Store, StoreCopy, StoreError, StoredRevision,
+    Authored, RunCursor, RunQuery, RunRow, Store, StoreCopy, StoreError, StoredRevision,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,7 @@ use crate::supervisor::Engine;
 
 mod act;
 mod canary;
+mod checkpoints;
 mod conservation;
 mod driver;
 mod look;
@@ -37,6 +38,8 @@ pub(crate) mod refused;
 mod shadow;
 
 pub use canary::canary_figures;
+pub use checkpoints::find_checkpoint;
+pub(crate) use checkpoints::stopped_by;
 pub(crate) use driver::drive;
 
 /// The topic by which the leader is told of deployments.
@@ -116,6 +119,9 @@ pub struct Checkpoint {
     pub created_at: Timestamp,
     /// When it goes on by itself, if nobody has let it.
     pub expires_at: Timestamp,
+    /// When it went on, or was given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settled_at: Option<Timestamp>,
 }
 
 impl Checkpoint {
@@ -149,6 +155,8 @@ pub enum CheckpointState {
     Resumed,
     /// It has gone on, on its own revision.
     Pinned,
+    /// It was given up: the run was cancelled.
+    Discarded,
 }
 
 impl CheckpointState {
@@ -158,6 +166,7 @@ impl CheckpointState {
             Self::Pending => "pending",
             Self::Resumed => "resumed",
             Self::Pinned => "pinned",
+            Self::Discarded => "discarded",
         }
     }
 }
@@ -226,9 +235,9 @@ impl Engine {
         let DeployPlan { from, to, plan } = self.plan_deployment(&request).await?;
         let (store, name) = (&**self.store(), Arc::clone(&request.flow.name));
         let now = store.now().await?;
-        let folder = request.folder.as_ref().map(|folder| folder.to_string_lossy().into_owned());
-        let file = request.flow.file.clone();
-        let revision = NewRevision { revision: to.clone(), file, folder };
+        let (author, note) = (request.author.clone(), request.note.clone());
+        let authored = Authored { author, note };
+        let revision = crate::flows::revision(&request.flow, request.folder.as_ref(), authored)?;
         // Not active: runs may be pinned to it, and none starts on it.
         let stored = StoredRevision { revision, registered_at: now, active: false };
         store.import(StoreCopy { revisions: vec![stored], runs: Vec::new() }).await?;

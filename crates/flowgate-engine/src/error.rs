@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::decide::Rejection;
-use flowgate_core::deploy::Refusal;
+use flowgate_core::deploy::{Phase, Refusal};
 use flowgate_core::flow::{InputProblem, Problem};
 use flowgate_core::gate::GateStamp;
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::view::Brief;
 use flowgate_store::StoreError;
+
+use crate::deploys::CheckpointState;
 
 /// The engine could not do what it was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -80,6 +82,46 @@ pub enum EngineError {
     /// The deployment cannot begin.
     #[error(transparent)]
     Deploy(Refusal),
+    /// The run has no place in the revision.
+    #[error("run {run_id} has no place in the revision {revision}: {reason}")]
+    NoPlace {
+        /// The run.
+        run_id: RunId,
+        /// The revision.
+        revision: Revision,
+        /// Why, in words.
+        reason: String,
+    },
+    /// A deployment has stopped the run, and lets it go on.
+    #[error("run {run_id} is stopped by deployment {deployment}, which lets it go on")]
+    Checkpointed {
+        /// The run.
+        run_id: RunId,
+        /// The deployment.
+        deployment: Arc<str>,
+    },
+    /// No deployment has stopped the run.
+    #[error("run {0} has no checkpoint: no deployment has stopped it")]
+    NoCheckpoint(RunId),
+    /// The checkpoint is not pending any more.
+    #[error("the checkpoint of run {run_id} is {state} already", state = .state.as_str())]
+    CheckpointSettled {
+        /// The run.
+        run_id: RunId,
+        /// What became of it.
+        state: CheckpointState,
+    },
+    /// The deployment has not decided on which revision its runs go on.
+    #[error(
+        "deployment {deployment} is in the phase {phase}, and has not decided on which revision \
+         its runs go on"
+    )]
+    Undecided {
+        /// The deployment.
+        deployment: Arc<str>,
+        /// Its phase.
+        phase: Phase,
+    },
     /// The flow holds as many runs as it may.
     #[error("`{flow}` holds {max} runs, and no more until its gate is open; try again later")]
     HoldFull {

@@ -8,17 +8,46 @@ use std::time::Duration;
 
 use flowgate_core::flow::{Action, Flow, Step};
 use flowgate_core::ids::{Revision, StepIndex};
-use flowgate_store::{Store, StoredRevision};
+use flowgate_core::limits::{AUTHOR_BYTES_MAX, NOTE_BYTES_MAX};
+use flowgate_store::{Authored, NewRevision, Store, StoredRevision};
 use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use crate::clock;
-use crate::error::FlowError;
+use crate::error::{EngineError, FlowError};
 use crate::executor::worker::{Handler, Workers};
 use crate::queues::QueueBook;
 
 /// How long the active revision of a flow is remembered: another instance may register one.
 const ACTIVE_FOR: Duration = Duration::from_secs(1);
+
+/// A revision as it is stored; whoever wrote it is told if they said too much of themselves.
+pub(crate) fn revision(
+    flow: &Flow,
+    folder: Option<&PathBuf>,
+    authored: Authored,
+) -> Result<NewRevision, EngineError> {
+    let texts =
+        [("author", &authored.author, AUTHOR_BYTES_MAX), ("note", &authored.note, NOTE_BYTES_MAX)];
+    for (name, text, bytes_max) in texts {
+        let Some(text) = text else { continue };
+        if text.len() > bytes_max {
+            let message = format!("the {name} has more than {bytes_max} bytes; make it shorter");
+            return Err(EngineError::Invalid(message));
+        }
+        // A note may have several lines.
+        if text.contains(|c: char| c.is_control() && !(name == "note" && "\n\t".contains(c))) {
+            let message = format!("the {name} has control characters; leave them out");
+            return Err(EngineError::Invalid(message));
+        }
+    }
+    Ok(NewRevision {
+        revision: flow.revision.clone(),
+        file: flow.file.clone(),
+        folder: folder.map(|folder| folder.to_string_lossy().into_owned()),
+        authored,
+    })
+}
 
 /// A revision with what its execution needs.
 pub(crate) struct LoadedFlow {

@@ -120,6 +120,11 @@ impl InFlight {
                 .entry(run.run_id)
                 .or_insert_with(|| Entry::new(Arc::clone(run), Arc::clone(&attempt.flow)));
             entry.note_moved(run, &attempt.flow);
+            if !attempt.flow.is_same(&entry.flow) {
+                // It was claimed before the run was moved, and given up by that.
+                attempt.stop(Stop::LeaseLost);
+                continue;
+            }
             entry.attempts.push(Arc::clone(attempt));
         }
     }

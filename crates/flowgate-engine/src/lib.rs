@@ -40,6 +40,7 @@ mod leadership;
 mod leases;
 mod logs;
 mod metrics;
+mod moves;
 mod permits;
 mod queues;
 pub mod remote;
@@ -75,7 +76,7 @@ pub use debounce::{Debounced, StartDebounce, find as find_debounced};
 pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use deploys::{
     Ask, Checkpoint, CheckpointState, CheckpointStep, DeployPlan, DeployRequest, canary_figures,
-    checkpoints, deployment_report, deployments, find_deployment,
+    checkpoints, deployment_report, deployments, find_checkpoint, find_deployment,
 };
 pub use error::{EngineError, FlowError};
 pub use executor::http::guard::{PrivateTarget, PrivateTargetError, PrivateTargets, Resolver};
@@ -86,6 +87,7 @@ pub use gates::{GateStanding, HoldRequest};
 pub use health::Health;
 pub use instance::Applied;
 pub use leadership::{FLAP_TERMS_MAX, FLAP_WINDOW, Leadership, flapping_terms};
+pub use moves::{Move, MoveTo};
 pub use queues::{QueueRate, QueueSettings, change_queue, queue_settings};
 pub use retries::RetryOn;
 pub use schedules::{NamedSchedule, OCCURRENCE, SCHEDULE, read_ledger, read_schedules};

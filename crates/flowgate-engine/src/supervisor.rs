@@ -16,7 +16,7 @@ use flowgate_core::payload::Payload;
 use flowgate_core::run::Run;
 use flowgate_core::time::Timestamp;
 use flowgate_store::control::QueueStats;
-use flowgate_store::{NewRevision, RunDetail, Store};
+use flowgate_store::{Authored, RunDetail, Store};
 use futures_util::FutureExt;
 use tokio::sync::{broadcast, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -31,7 +31,7 @@ use crate::degradation::Degradation;
 use crate::ends::{End, Known};
 use crate::error::{CommitError, EngineError};
 use crate::executor::worker::Workers;
-use crate::flows::LoadedFlow;
+use crate::flows::{self, LoadedFlow};
 use crate::follow::{FollowFrom, Follower};
 use crate::gates;
 use crate::health::Health;
@@ -254,11 +254,18 @@ impl Engine {
 
     /// Keeps a revision of a flow; new runs start on it. Its programs start in `folder`.
     pub async fn register(&self, flow: &Flow, folder: Option<PathBuf>) -> Result<(), EngineError> {
+        self.register_by(flow, folder, Authored::default()).await
+    }
+
+    /// The same, with who registers it and what for. That stays as it was first said.
+    pub async fn register_by(
+        &self,
+        flow: &Flow,
+        folder: Option<PathBuf>,
+        authored: Authored,
+    ) -> Result<(), EngineError> {
         let instance = self.instance();
-        let text = folder.as_ref().map(|folder| folder.to_string_lossy().into_owned());
-        let revision =
-            NewRevision { revision: flow.revision.clone(), file: flow.file.clone(), folder: text };
-        instance.store.register_flow(revision).await?;
+        instance.store.register_flow(flows::revision(flow, folder.as_ref(), authored)?).await?;
         let loaded = LoadedFlow::new(flow.clone(), folder, &instance.workers);
         let loaded = instance.flows.keep(loaded);
         instance.flows.remember_active(&loaded, clock::now());

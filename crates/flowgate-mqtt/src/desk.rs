@@ -174,6 +174,11 @@ fn next(error: &EngineError) -> Next {
         | EngineError::NoSchedule(_)
         | EngineError::NotDead(_)
         | EngineError::NoSubscriber(_)
+        | EngineError::NoPlace { .. }
+        | EngineError::Checkpointed { .. }
+        | EngineError::NoCheckpoint(_)
+        | EngineError::CheckpointSettled { .. }
+        | EngineError::Undecided { .. }
         | EngineError::NoStep { .. } => Next::Again(Duration::ZERO),
     }
 }

@@ -111,7 +111,7 @@ impl Tokens {
             }
         }
         let entry = found.filter(|entry| entry.expires.is_none_or(|expires| now < expires))?;
-        Some(Caller { name: Arc::clone(&entry.name), scope: Some(entry.scope) })
+        Some(Caller { name: Arc::clone(&entry.name), scope: Some(entry.scope), has_token: true })
     }
 }
 
@@ -121,17 +121,24 @@ pub(crate) struct Caller {
     pub(crate) name: Arc<str>,
     /// None if they showed nothing that is known.
     pub(crate) scope: Option<Scope>,
+    /// Whether they showed a token, so that the name is theirs.
+    pub(crate) has_token: bool,
 }
 
 impl Caller {
     /// Somebody who needs no token here.
     pub(crate) fn trusted(name: &str) -> Self {
-        Self { name: name.into(), scope: Some(Scope::Admin) }
+        Self { name: name.into(), scope: Some(Scope::Admin), has_token: false }
     }
 
     /// Somebody who showed no token.
     pub(crate) fn unknown() -> Self {
-        Self { name: "nobody".into(), scope: None }
+        Self { name: "nobody".into(), scope: None, has_token: false }
+    }
+
+    /// Whose a thing is that they ask for: as they say, or as their token is called.
+    pub(crate) fn author(&self, said: Option<String>) -> Option<String> {
+        said.or_else(|| self.has_token.then(|| self.name.to_string()))
     }
 }
 

@@ -66,6 +66,12 @@ impl ApiError {
         Self { retry_after: Some(RETRY_AFTER), ..error }
     }
 
+    /// The same about a field of a body instead of a parameter.
+    pub(crate) fn of_field(self) -> Self {
+        let status = StatusCode::UNPROCESSABLE_ENTITY;
+        Self { status, code: "field_invalid".into(), ..self }
+    }
+
     /// With the place.
     pub fn path(mut self, path: impl Into<String>) -> Self {
         self.path = Some(path.into());
@@ -156,6 +162,25 @@ impl From<EngineError> for ApiError {
                 Self::not_found("deployment_not_found", message).path(&**id)
             }
             EngineError::Deploy(ref refusal) => deploy_refused(refusal, message),
+            EngineError::NoPlace { run_id, .. } => Self::conflict("run_unmappable", message)
+                .path(run_id.to_string())
+                .help("map its steps with `steps`, or let it finish where it is"),
+            EngineError::Checkpointed { run_id, .. } => Self::conflict("run_checkpointed", message)
+                .path(run_id.to_string())
+                .help("wait for the deployment, or `POST /api/v1/checkpoints/{run}/replay`"),
+            EngineError::NoCheckpoint(run_id) => {
+                Self::not_found("checkpoint_not_found", message).path(run_id.to_string())
+            }
+            EngineError::CheckpointSettled { run_id, .. } => {
+                Self::conflict("checkpoint_settled", message)
+                    .path(run_id.to_string())
+                    .help("`GET /api/v1/runs/{run}` says where the run is")
+            }
+            EngineError::Undecided { ref deployment, .. } => {
+                Self::conflict("deploy_undecided", message)
+                    .path(&**deployment)
+                    .help("it lets them go on by itself; wait for it, or roll it back")
+            }
             EngineError::HoldFull { ref flow, .. } => Self {
                 retry_after: Some(5),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "hold_full", message).path(&**flow)

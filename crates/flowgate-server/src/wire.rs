@@ -14,6 +14,7 @@ pub mod gates;
 pub mod instances;
 pub mod jobs;
 pub mod live;
+pub mod moves;
 pub mod overview;
 pub mod queues;
 pub mod runs;

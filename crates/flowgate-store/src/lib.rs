@@ -170,7 +170,8 @@ pub trait Store: Control + fmt::Debug {
         limit: usize,
     ) -> Result<Vec<LogLine>, StoreError>;
 
-    /// Keeps a revision of a flow and makes it the active one. Known revisions keep their time.
+    /// Keeps a revision of a flow and makes it the active one. Known revisions keep their time, and
+    /// who registered them.
     async fn register_flow(&self, revision: NewRevision) -> Result<(), StoreError>;
 
     /// The revisions of `flow`, or of all flows, the latest registered first within a flow.
@@ -602,6 +603,20 @@ pub struct NewRevision {
     pub file: FlowFile,
     /// The folder that its programs start in.
     pub folder: Option<String>,
+    /// Who registered it, and what for. Of a revision that is known nothing but the first word
+    /// counts: its content never changes, so neither does whose it is.
+    pub authored: Authored,
+}
+
+/// Who registered a revision, and what for, as far as they said so.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Authored {
+    /// Who.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<Arc<str>>,
+    /// What for, in their words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<Arc<str>>,
 }
 
 /// A revision as a store returns it.

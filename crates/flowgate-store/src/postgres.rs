@@ -248,10 +248,10 @@ impl Statements {
                  ORDER BY xid, ordinal LIMIT 1"
             ),
             append_lines: call("append_lines", 6),
-            register: call("register_revision", 4),
+            register: call("register_revision", 6),
             sweep: call("sweep_runs", 3),
             beat: call("note_beat", 3),
-            import_revision: call("import_revision", 6),
+            import_revision: call("import_revision", 8),
             import_run: call("import_run", 32),
             take_term: call("take_term", 5),
             release_term: call("release_term", 2),

@@ -19,7 +19,7 @@
 //!                           first of these leases ends
 //!             runs, open, failed, cancelled, flow:NAME, tag:…    runs by their start
 //!             ended, swept  runs by their end, with and without events
-//! PREFIX:{p0}:flows, revisions:FLOW, active, instances
+//! PREFIX:{p0}:flows, revisions:FLOW, authors:FLOW, active, instances
 //! PREFIX:{pN}:terms…, record…, permits…    see `control.rs`
 //! ```
 //!

@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 pub use self::examine::examine;
 use self::fault::closed;
-use self::file::{FORMAT_WITH_TAGS, Found};
+use self::file::{FORMAT, FORMAT_WITH_TAGS, Found};
 use self::read::Readers;
 use self::writer::{Writer, WriterHandle, Written};
 use crate::clock::Clock;
@@ -515,7 +515,12 @@ impl Store for SqliteStore {
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
         let flow = flow.map(str::to_owned);
-        let work = move |file: &rusqlite::Connection| read::revisions(file, flow.as_deref());
+        let format = match self.access {
+            Access::Reader { format } => format,
+            Access::Owner(_) => FORMAT,
+        };
+        let work =
+            move |file: &rusqlite::Connection| read::revisions(file, format, flow.as_deref());
         self.readers.read("listing revisions", work).await
     }
 

@@ -374,6 +374,26 @@ pub(crate) fn failure(error: EngineError) -> Failure {
                 .path(&**id)
         }
         EngineError::Deploy(_) => Failure::refused("deploy_refused", error.to_string()),
+        EngineError::NoPlace { run_id, .. } => {
+            Failure::refused("run_unmappable", error.to_string())
+                .help("map its steps, or let it finish where it is")
+                .path(run_id.to_string())
+        }
+        EngineError::Checkpointed { run_id, .. } => {
+            Failure::refused("run_checkpointed", error.to_string())
+                .help(format!("wait, or `flowgate checkpoints replay {run_id}`"))
+        }
+        EngineError::NoCheckpoint(run_id) => {
+            Failure::not_found("checkpoint_not_found", error.to_string())
+                .help("see `flowgate checkpoints list`")
+                .path(run_id.to_string())
+        }
+        EngineError::CheckpointSettled { run_id, .. } => {
+            Failure::refused("checkpoint_settled", error.to_string())
+                .help(format!("see `flowgate runs show {run_id}`"))
+        }
+        EngineError::Undecided { .. } => Failure::refused("deploy_undecided", error.to_string())
+            .help("it lets them go on by itself; wait for it, or roll it back"),
         EngineError::HoldFull { ref flow, .. } => Failure::refused("hold_full", error.to_string())
             .help(format!("see `flowgate hold status {flow}`")),
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 mod clock;
 mod cmd;
 mod config;
+mod confirm;
 mod control;
 mod failure;
 mod flow_files;

@@ -6,12 +6,12 @@
 //!
 //! It may be on another revision than the run that it tries again. Then a step is the same if it has
 //! the same name, whatever else was changed about it; what the new revision does not know any more
-//! is left behind.
+//! is left behind. Where a run was moved, what happened before has the names that its steps got then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Draft, Rejection};
+use super::{Draft, Rejection, Renames};
 use crate::commit::{Commit, Due, Guard};
 use crate::event::{Event, RunStarted, StoredEvent};
 use crate::flow::Flow;
@@ -115,14 +115,16 @@ fn steps_to_do_again(
 /// Writes what the kept steps emitted, set and achieved into the new run's log.
 fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
     let flow = draft.flow;
+    let moves = Moves::of(log);
     let mut signals: HashMap<u64, Payload> = HashMap::new();
     for stored in log {
         if let Event::SignalReceived { data, .. } = &stored.event {
             signals.insert(stored.seq, data.clone());
         }
-        let Some(index) = stored.event.step().and_then(|name| flow.step_index(name)) else {
+        let Some(name) = stored.event.step().map(|name| moves.name_now(stored.seq, name)) else {
             continue;
         };
+        let Some(index) = flow.step_index(&name) else { continue };
         if again[index.at()] {
             continue;
         }
@@ -131,18 +133,23 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
         };
         match &stored.event {
             Event::EventEmitted { event, .. } if !is_known(event) => {}
-            Event::EventEmitted { .. } | Event::StateSet { .. } | Event::StepCarried { .. } => {
-                draft.push(stored.event.clone());
+            Event::EventEmitted { event, data, .. } => {
+                let (event, data) = (Arc::clone(event), data.clone());
+                draft.push(Event::EventEmitted { step: name, event, data });
             }
-            Event::SignalTaken { step, signal_seq, events } => {
+            Event::StateSet { key, value, .. } => {
+                let (key, value) = (Arc::clone(key), value.clone());
+                draft.push(Event::StateSet { step: name, key, value });
+            }
+            Event::SignalTaken { signal_seq, events, .. } => {
                 for event in events.iter().filter(|event| is_known(event)) {
                     let data = signals.get(signal_seq).cloned().unwrap_or_else(Payload::null);
-                    let (step, event) = (Arc::clone(step), Arc::clone(event));
+                    let (step, event) = (Arc::clone(&name), Arc::clone(event));
                     draft.push(Event::EventEmitted { step, event, data });
                 }
             }
-            Event::StepSucceeded { step, .. } => {
-                draft.push(Event::StepCarried { step: Arc::clone(step) });
+            Event::StepSucceeded { .. } | Event::StepCarried { .. } => {
+                draft.push(Event::StepCarried { step: name });
             }
             Event::RunStarted(_)
             | Event::RunReleased { .. }
@@ -165,5 +172,29 @@ fn carry_over(draft: &mut Draft<'_>, log: &[StoredEvent], again: &[bool]) {
             | Event::RunFailed { .. }
             | Event::RunCancelled { .. } => {}
         }
+    }
+}
+
+/// The moves of a run: the number of each, and the steps that got another name by it.
+struct Moves<'a>(Vec<(u64, &'a Renames)>);
+
+impl<'a> Moves<'a> {
+    fn of(log: &'a [StoredEvent]) -> Self {
+        let mut moves = Vec::new();
+        for stored in log {
+            if let Event::RunMigrated(migrated) = &stored.event {
+                moves.push((stored.seq, &migrated.renamed));
+            }
+        }
+        Self(moves)
+    }
+
+    /// The name at the end of the log of a step that event `seq` calls `name`.
+    fn name_now(&self, seq: u64, name: &Arc<str>) -> Arc<str> {
+        let mut name = name;
+        for (_, renamed) in self.0.iter().filter(|(at, _)| *at > seq) {
+            name = renamed.get(name).unwrap_or(name);
+        }
+        Arc::clone(name)
     }
 }

@@ -283,16 +283,21 @@ pub fn fate(change: &Change<'_>, run: &Run) -> Fate {
             Migration::Never => {
                 Fate::Pinned { reason: "the deployment does not migrate runs".to_owned() }
             }
-            Migration::Mappable | Migration::All => match place::find(change, run) {
-                found @ Fate::Resumes { .. } => {
-                    // The plan promises no more than the move will do.
-                    let renames = change.map.renames(change.old);
-                    let moved = crate::decide::place((change.old, change.new), &renames, run);
-                    moved.map_or_else(|why| Fate::Pinned { reason: why.0 }, |_| found)
-                }
-                other @ (Fate::Finishes | Fate::Pinned { .. }) => other,
-            },
+            Migration::Mappable | Migration::All => landing(change, run),
         },
+    }
+}
+
+/// Where a run would go on if it were moved now, whatever the strategy, or why it has no place.
+pub fn landing(change: &Change<'_>, run: &Run) -> Fate {
+    match place::find(change, run) {
+        found @ Fate::Resumes { .. } => {
+            // The plan promises no more than the move will do.
+            let renames = change.map.renames(change.old);
+            let moved = crate::decide::place((change.old, change.new), &renames, run);
+            moved.map_or_else(|why| Fate::Pinned { reason: why.0 }, |_| found)
+        }
+        other @ (Fate::Finishes | Fate::Pinned { .. }) => other,
     }
 }
 

@@ -16,7 +16,6 @@ use crate::attempt::{Attempt, Stop, failure};
 use crate::backoff::jittered;
 use crate::clock;
 use crate::error::CommitError;
-use crate::flows::LoadedFlow;
 use crate::id_map::RunMap;
 use crate::in_flight::{Entry, Phase};
 use crate::inbox::{Inbound, Item, NewRun, Reply};
@@ -54,8 +53,7 @@ impl Committer {
                     for item in items {
                         self.applied(entry, item, &sent.record);
                     }
-                    let base = sent.base.expect("reports are about a run that exists");
-                    self.hand_off(entry, &base.flow, handed_off, now);
+                    self.hand_off(entry, handed_off, now);
                     self.go_on(&mut runs, run_id);
                 }
                 (SentOrigin::Reports(run_id, items), CommitOutcome::Refused(refusal)) => {
@@ -134,11 +132,10 @@ impl Committer {
         (handed_off, now): (Vec<Claimed>, Instant),
     ) {
         if !handed_off.is_empty() {
-            let (run_id, flow) = (record.run_id, &start.flow);
-            let new = || Entry::new(Arc::clone(record), Arc::clone(flow));
-            let entry = runs.entry(run_id).or_insert_with(new);
+            let (run_id, flow) = (record.run_id, start.flow);
+            let entry = runs.entry(run_id).or_insert_with(|| Entry::new(Arc::clone(record), flow));
             entry.note(record);
-            self.hand_off(entry, flow, handed_off, now);
+            self.hand_off(entry, handed_off, now);
             self.go_on(runs, run_id);
         }
         self.replies.push((start.reply, Arc::clone(record)));
@@ -208,16 +205,14 @@ impl Committer {
     }
 
     /// Jobs that the commit made due and leased to this instance.
-    fn hand_off(
-        &mut self,
-        entry: &mut Entry,
-        flow: &Arc<LoadedFlow>,
-        handed_off: Vec<Claimed>,
-        now: Instant,
-    ) {
+    fn hand_off(&mut self, entry: &mut Entry, handed_off: Vec<Claimed>, now: Instant) {
         for claimed in handed_off {
+            if claimed.run.revision != entry.flow.flow.revision {
+                // The run was moved before the answer came, and this job was given up by that.
+                continue;
+            }
             let kind = claimed.job.kind;
-            let attempt = Attempt::new(&self.instance, flow, claimed, now);
+            let attempt = Attempt::new(&self.instance, &entry.flow, claimed, now);
             entry.attempts.push(Arc::clone(&attempt));
             match kind {
                 JobKind::Execute => self.handed_off.push(attempt),
@@ -294,7 +289,10 @@ impl Committer {
         found: Result<Option<Arc<Run>>, StoreError>,
     ) {
         match found {
-            Ok(Some(run)) if run.revision != entry.flow.flow.revision => {
+            // What was read before the run was moved says nothing about where it is.
+            Ok(Some(run))
+                if run.revision != entry.flow.flow.revision && run.version > entry.run.version =>
+            {
                 // It was moved to a revision that is not at hand here, and with it all of its jobs.
                 entry.run = run;
                 entry.phase = Phase::Idle;
@@ -393,7 +391,7 @@ fn drop_emits(item: &Item) {
 }
 
 /// Drops a report and tells whoever waits for it.
-pub(super) fn refuse(item: Item, error: CommitError) {
+pub(crate) fn refuse(item: Item, error: CommitError) {
     drop_emits(&item);
     if let Some(reply) = item.reply {
         answer(reply, Err(error));

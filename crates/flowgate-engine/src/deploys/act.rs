@@ -7,20 +7,19 @@ use std::time::Duration;
 use flowgate_core::commit::Due;
 use flowgate_core::decide::{self, MovedJob, Start};
 use flowgate_core::deploy::machine::{Replayed, Source};
-use flowgate_core::deploy::plan::StepMap;
 use flowgate_core::deploy::{Deployment, Next, ReplayRate, Seen, Share};
 use flowgate_core::flow::Flow;
 use flowgate_core::gate::{CanaryShare, Gate, GateStamp, GateState};
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::payload::Payload;
-use flowgate_core::run::StepState;
 use flowgate_core::time::Timestamp;
-use flowgate_store::control::{Expect, GateOutcome, RecordWrite};
-use flowgate_store::{CommitOutcome, JobDetail, Refusal, RunDetail};
+use flowgate_store::control::{Expect, GateOutcome};
+use flowgate_store::{CommitOutcome, JobDetail, Refusal};
 
+use super::checkpoints::{read_checkpoint, resume, settling};
 use super::driver::{Driver, Held, Memo, Trouble};
 use super::look::smoke_run;
-use super::{CHECKPOINT, Checkpoint, CheckpointState, CheckpointStep, PROBE_TAG, write};
+use super::{Checkpoint, CheckpointState, CheckpointStep, PROBE_TAG};
 use crate::backoff::Backoff;
 use crate::error::EngineError;
 use crate::gates;
@@ -184,13 +183,14 @@ impl Driver {
         let until = now.plus(deployment.settings.checkpoint_expiry.0);
         for run_id in runs {
             let Some(detail) = store.read_run(*run_id).await? else { continue };
-            if detail.row.run.status.is_terminal() {
+            // One that has ended, or that somebody has moved since it was looked at, goes on.
+            let run = &detail.row.run;
+            if run.status.is_terminal() || run.revision != deployment.from {
                 continue;
             }
             let commit_id = self.instance.commit_ids.next();
             let by = (Arc::clone(&deployment.deployment_id.0), until);
             let jobs: Vec<MovedJob> = detail.jobs.iter().map(JobDetail::to_move).collect();
-            let run = &detail.row.run;
             let Ok(commit) = decide::checkpoint(&old, run, &jobs, by, commit_id) else { continue };
             // Written down first: what is stopped and not known to be would wait until it expires.
             let steps = detail.jobs.iter().map(|job| {
@@ -212,8 +212,9 @@ impl Driver {
                 state: CheckpointState::Pending,
                 created_at: now,
                 expires_at: until,
+                settled_at: None,
             };
-            self.write_checkpoint(deployment, &checkpoint).await?;
+            self.write_checkpoint(deployment, &checkpoint, Expect::Anything).await?;
             gates::commit_all(&self.instance, vec![commit]).await?;
         }
         Ok(())
@@ -223,19 +224,13 @@ impl Driver {
         &self,
         deployment: &Deployment,
         checkpoint: &Checkpoint,
+        expect: Expect,
     ) -> Result<(), Trouble> {
-        let keep = match checkpoint.state {
-            CheckpointState::Pending => None,
-            CheckpointState::Resumed | CheckpointState::Pinned => {
-                Some(deployment.settings.audit_retention.0)
-            }
-        };
-        let written = write(CHECKPOINT, checkpoint.key(), Expect::Anything, Some(checkpoint));
-        self.write_all(vec![RecordWrite { keep, ..written }]).await
+        self.write_all(vec![settling(checkpoint, expect, &deployment.settings)]).await
     }
 
-    /// Lets the oldest checkpoints go on: on the new revision where that is active and has a place
-    /// for them, else where they were.
+    /// Lets the oldest checkpoints go on, unless somebody has: on the new revision where that is
+    /// active and has a place for them, else where they were.
     async fn replay_checkpoints(
         &self,
         deployment: &Deployment,
@@ -245,63 +240,18 @@ impl Driver {
         let mut pending = self.checkpoints_of(deployment).await?;
         pending.retain(|one| one.state == CheckpointState::Pending);
         pending.sort_by_key(|one| (one.created_at, one.run_id));
-        for mut one in pending.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)) {
-            one.state = self.resume(deployment, &one, active).await?;
-            self.write_checkpoint(deployment, &one).await?;
-        }
-        Ok(())
-    }
-
-    async fn resume(
-        &self,
-        deployment: &Deployment,
-        checkpoint: &Checkpoint,
-        active: &Revision,
-    ) -> Result<CheckpointState, Trouble> {
-        let store = &*self.instance.store;
-        for _ in 0..TRIES_MAX {
-            let Some(detail) = store.read_run(checkpoint.run_id).await? else {
-                return Ok(CheckpointState::Pinned);
-            };
-            if detail.row.run.revision == deployment.to {
-                return Ok(CheckpointState::Resumed);
-            }
-            if detail.row.run.status.is_terminal() {
-                return Ok(CheckpointState::Pinned);
-            }
-            if *active == deployment.to && self.migrate(deployment, &detail).await? {
+        for one in pending.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)) {
+            let (record, one) = read_checkpoint(&*self.instance.store, &one).await?;
+            if one.state != CheckpointState::Pending {
                 continue;
             }
-            let jobs: Vec<_> = executing(&detail).map(|job| job.job.job_id).collect();
-            store.wake_jobs(&jobs).await?;
-            return Ok(CheckpointState::Pinned);
+            let state = resume(&self.instance, deployment, &one, active).await?;
+            let settled_at = Some(self.instance.store.now().await?);
+            let settled = Checkpoint { state, settled_at, ..one };
+            let expect = Expect::Version(record.version);
+            self.write_checkpoint(deployment, &settled, expect).await?;
         }
-        Err(Trouble::Failed(EngineError::Contended))
-    }
-
-    /// Moves a run to the new revision; false if it has no place there. Whether somebody was quicker
-    /// is for the next look.
-    async fn migrate(&self, deployment: &Deployment, detail: &RunDetail) -> Result<bool, Trouble> {
-        let (old, new) = self.flows(deployment).await?;
-        let map = StepMap::new((&old, &new), &deployment.settings.steps);
-        let renames = map.map_err(EngineError::Deploy)?.renames(&old);
-        let run = &detail.row.run;
-        let Ok(mut migrated) = decide::place((&old, &new), &renames, run) else { return Ok(false) };
-        migrated.deployment = Some(Arc::clone(&deployment.deployment_id.0));
-        migrated.pool = deployment.settings.pool.as_deref().map(Into::into);
-        let is_executing =
-            |job: &&JobDetail| run.step(job.job.job_id.step).state != StepState::Waiting;
-        let mut jobs: Vec<MovedJob> = detail.jobs.iter().map(JobDetail::to_move).collect();
-        for job in detail.jobs.iter().filter(is_executing) {
-            // What was put off by the checkpoint is due now.
-            let moved = jobs.iter_mut().find(|moved| moved.step == job.job.job_id.step);
-            moved.expect("each has one").due_at = Timestamp(0);
-        }
-        let commit_id = self.instance.commit_ids.next();
-        let commit = decide::migrate((&old, &new), migrated, run, &jobs, commit_id);
-        let Ok(commit) = commit else { return Ok(false) };
-        gates::commit_all(&self.instance, vec![commit]).await?;
-        Ok(true)
+        Ok(())
     }
 
     /// Lets the oldest held runs go on.
@@ -426,10 +376,4 @@ impl Driver {
 /// Which pools execute the two revisions of a deployment.
 fn pools(gate: &Gate, deployment: &Deployment) -> BTreeMap<Revision, Arc<str>> {
     gate.pools_with((&deployment.from, &deployment.to), deployment.settings.pool.as_deref())
-}
-
-/// The jobs of a run that are to be executed.
-fn executing(detail: &RunDetail) -> impl Iterator<Item = &JobDetail> {
-    let run = &detail.row.run;
-    detail.jobs.iter().filter(|job| run.step(job.job.job_id.step).state != StepState::Waiting)
 }

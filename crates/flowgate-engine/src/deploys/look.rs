@@ -120,14 +120,7 @@ impl Driver {
 
     /// The two revisions of a deployment.
     pub(super) async fn flows(&self, deployment: &Deployment) -> Result<(Flow, Flow), Trouble> {
-        let crate::instance::Instance { flows, store, workers, .. } = &*self.instance;
-        let mut found = Vec::with_capacity(2);
-        for revision in [&deployment.from, &deployment.to] {
-            let loaded = flows.load(&**store, workers, (&deployment.flow, revision)).await;
-            found.push(loaded.map_err(crate::error::EngineError::Flow)?.flow.clone());
-        }
-        let new = found.pop().expect("two were pushed");
-        Ok((found.pop().expect("two were pushed"), new))
+        Ok(super::checkpoints::flows_of(&self.instance, deployment).await?)
     }
 
     /// The open runs on the old revision, while they matter, with what would become of each.

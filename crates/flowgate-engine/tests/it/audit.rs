@@ -17,14 +17,14 @@ use flowgate_engine::{
     PrivateTargets, StartRequest, StepContext, Workers, audit_entries, audit_summary, audit_trail,
     checkpoints, deployment_report, find_deployment, instance_id,
 };
-use flowgate_store::{MemoryStore, Retention, RunRow, SqliteOptions, SqliteStore, Store};
+use flowgate_store::{Retention, RunRow, SqliteOptions, SqliteStore, Store};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use wiremock::matchers::method;
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
-use crate::deploys::{Floor, Scene, config, on_every_store, sqlite};
+use crate::deploys::{Floor, Scene, config, on_every_store};
 use crate::shared::{Place, shut_down};
 use crate::world::{eventually, payload};
 

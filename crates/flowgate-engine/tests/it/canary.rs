@@ -8,11 +8,11 @@ use flowgate_core::flow::Flow;
 use flowgate_core::ids::{Revision, RunId};
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_engine::{Ask, Engine, EngineError, StartRequest, canary_figures};
-use flowgate_store::{MemoryStore, Store};
+use flowgate_store::Store;
 use serde_json::json;
 
-use crate::deploys::{Floor, Leader, NEW, OLD, Scene, config, on_every_store, request, sqlite};
-use crate::shared::{Place, shut_down};
+use crate::deploys::{Floor, Leader, NEW, OLD, Scene, config, on_every_store, request};
+use crate::shared::shut_down;
 use crate::world::{eventually, payload};
 
 /// Few samples, and latency says nothing on a machine that does much else.

@@ -295,6 +295,7 @@ async fn whatever_fails_every_start_that_was_answered_is_in_the_run_that_it_was_
                 revision: flow("{window: 1s, max: 5s}").revision,
                 file: flow("{window: 1s, max: 5s}").file,
                 folder: None,
+                authored: flowgate_store::Authored::default(),
             })
             .await
             .unwrap();

@@ -17,6 +17,7 @@ mod http;
 mod leases;
 mod limits;
 mod limits_shared;
+mod moves;
 mod pools;
 mod process;
 mod publish;

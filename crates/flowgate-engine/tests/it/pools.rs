@@ -14,13 +14,13 @@ use flowgate_engine::{
     Ask, CheckpointState, Engine, EngineConfig, HandlerError, StartRequest, StepContext, Workers,
     change_queue, checkpoints, find_deployment,
 };
-use flowgate_store::{MemoryStore, Store, whole_log};
+use flowgate_store::{Store, whole_log};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::deploys::{config, on_every_store, request, sqlite};
-use crate::shared::{Place, shut_down};
+use crate::deploys::{config, on_every_store, request};
+use crate::shared::shut_down;
 use crate::world::{eventually, payload};
 
 /// `TEXT` makes a revision of its own.

@@ -21,9 +21,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::deploys::{Leader, config, on_every_store, sqlite};
+use crate::deploys::{Leader, config, on_every_store};
 use crate::remote::{claim, lease, output};
-use crate::shared::{Place, shut_down};
+use crate::shared::shut_down;
 use crate::world::{eventually, payload};
 
 const OLD: &str = "

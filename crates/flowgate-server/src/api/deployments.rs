@@ -1,12 +1,12 @@
 //! `/deployments`, and those of a flow.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
 use utoipa_axum::routes;
 
-use crate::auth::Scope;
+use crate::auth::{Caller, Scope};
 use crate::body;
 use crate::error::ApiError;
 use crate::host::Host;
@@ -15,7 +15,7 @@ use crate::query::{Query, invalid};
 use crate::routes::Routes;
 use crate::wire::Items;
 use crate::wire::deployments::{
-    CheckpointItem, DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote,
+    CheckpointItem, DeploymentItem, DiscardNote, NewDeployment, PlanItem, ReportItem, RollbackNote,
 };
 
 mod ops;
@@ -27,6 +27,8 @@ pub(super) fn add(routes: Routes) -> Routes {
     routes
         .add(Scope::Read, routes!(list))
         .add(Scope::Read, routes!(checkpoints))
+        .add(Scope::Deploy, routes!(replay))
+        .add(Scope::Deploy, routes!(discard))
         .add(Scope::Read, routes!(plan))
         .add(Scope::Deploy, routes!(start))
         .add(Scope::Read, routes!(show))
@@ -61,6 +63,35 @@ async fn checkpoints(
     ops::checkpoints(&*host.store()?, flow.as_deref()).await.map(Json)
 }
 
+/// Let a stopped run go on now
+///
+/// On the revision that its deployment has decided on, or on its own if that has no place for it or
+/// the deployment was rolled back. To repeat it changes nothing.
+#[utoipa::path(post, path = "/checkpoints/{run}/replay", operation_id = "replay_checkpoint", tag = "deployments",
+    params(("run" = String, Path, description = "A run id, its first 6 letters or more, or `latest`")),
+    responses((status = 200, description = "What became of it.", body = CheckpointItem)))]
+async fn replay(
+    State(host): State<Host>,
+    Path(run): Path<String>,
+) -> Result<Json<CheckpointItem>, ApiError> {
+    ops::replay(&host.engine()?, &run).await.map(Json)
+}
+
+/// Give up a stopped run
+///
+/// The run is cancelled. To repeat it changes nothing.
+#[utoipa::path(post, path = "/checkpoints/{run}/discard", operation_id = "discard_checkpoint", tag = "deployments",
+    params(("run" = String, Path, description = "A run id, its first 6 letters or more, or `latest`")),
+    request_body = DiscardNote,
+    responses((status = 200, description = "What became of it.", body = CheckpointItem)))]
+async fn discard(
+    State(host): State<Host>,
+    Path(run): Path<String>,
+    body::OptionalJson(DiscardNote { reason }): body::OptionalJson<DiscardNote>,
+) -> Result<Json<CheckpointItem>, ApiError> {
+    ops::discard(&host.engine()?, &run, reason.as_deref()).await.map(Json)
+}
+
 /// Say what a deployment would do
 ///
 /// Every open run is listed with its fate. Nothing is changed.
@@ -84,8 +115,10 @@ async fn plan(
 async fn start(
     State(host): State<Host>,
     Path(flow): Path<String>,
+    Extension(caller): Extension<Caller>,
     body::Json(new): body::Json<NewDeployment, TEXT_BYTES_MAX>,
 ) -> Result<(StatusCode, Json<DeploymentItem>), ApiError> {
+    let new = NewDeployment { author: caller.author(new.author), ..new };
     let started = ops::start(&host.engine()?, &flow, new).await?;
     Ok((StatusCode::CREATED, Json(started)))
 }

@@ -1,11 +1,11 @@
 //! `/flows`.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use utoipa_axum::routes;
 
-use crate::auth::Scope;
+use crate::auth::{Caller, Scope};
 use crate::body;
 use crate::error::ApiError;
 use crate::host::Host;
@@ -14,8 +14,8 @@ use crate::query::{Query, invalid};
 use crate::routes::Routes;
 use crate::wire::Items;
 use crate::wire::flows::{
-    FlowDetail, FlowDiff, FlowGraph, FlowItem, FlowText, GraphFormat, Registered, RevisionItem,
-    Validation,
+    FlowDetail, FlowDiff, FlowGraph, FlowItem, FlowText, GraphFormat, NewFlow, Registered,
+    RevisionItem, Validation,
 };
 
 pub mod ops;
@@ -44,15 +44,18 @@ async fn list(State(host): State<Host>, query: Query) -> Result<Json<Items<FlowI
 
 /// Register a flow
 ///
-/// New runs start on it. A flow that starts programs is refused unless the setting
+/// New runs start on it. Who registered a revision first, and what for, stays with it. A flow that starts programs is refused unless the setting
 /// `api.allow_process` is on.
-#[utoipa::path(post, path = "/flows", tag = "flows", request_body = FlowText,
+#[utoipa::path(post, path = "/flows", tag = "flows", request_body = NewFlow,
     responses((status = 201, description = "It is stored.", body = Registered), (status = 200, description = "The store had this revision before.", body = Registered)))]
 async fn register(
     State(host): State<Host>,
-    body::Json(text): body::Json<FlowText, TEXT_BYTES_MAX>,
+    Extension(caller): Extension<Caller>,
+    body::Json(new): body::Json<NewFlow, TEXT_BYTES_MAX>,
 ) -> Result<(StatusCode, Json<Registered>), ApiError> {
-    let registered = ops::register(&host.engine()?, &text).await?;
+    let registered =
+        ops::register(&host.engine()?, NewFlow { author: caller.author(new.author), ..new })
+            .await?;
     let status = if registered.existed { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(registered)))
 }

@@ -218,9 +218,20 @@ pub struct RollbackNote {
     pub note: Option<String>,
 }
 
+/// What somebody says when they give up a stopped run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiscardNote {
+    /// Why, for the log of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
 /// A run that a deployment has stopped where it was.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 pub struct CheckpointItem {
+    /// Its id: of all checkpoints it alone has it.
+    pub checkpoint_id: String,
     /// The run.
     #[schema(value_type = String, format = Uuid)]
     pub run_id: RunId,
@@ -232,7 +243,9 @@ pub struct CheckpointItem {
     pub from: String,
     /// The steps at which it was, each with its state.
     pub steps: Vec<CheckpointStepItem>,
-    /// `pending`, `resumed` or `pinned`.
+    /// The names of the state values that the run had.
+    pub state_keys: Vec<String>,
+    /// `pending`, `resumed` on the new revision, `pinned` to its own, or `discarded`.
     pub state: String,
     /// When it was stopped.
     #[schema(format = DateTime)]
@@ -240,6 +253,9 @@ pub struct CheckpointItem {
     /// When it goes on by itself, if nobody has let it.
     #[schema(format = DateTime)]
     pub expires_at: String,
+    /// When it went on, or was given up.
+    #[schema(format = DateTime)]
+    pub settled_at: Option<String>,
 }
 
 /// A step at which a run was stopped.
@@ -249,6 +265,8 @@ pub struct CheckpointStepItem {
     pub step: String,
     /// Its state then.
     pub stage: String,
+    /// The numbers of the events whose payloads are its input.
+    pub inputs: Vec<u64>,
     /// The idempotency key of the step.
     pub idempotency_key: String,
 }
@@ -377,17 +395,21 @@ impl From<&Checkpoint> for CheckpointItem {
         let steps = checkpoint.steps.iter().map(|step| CheckpointStepItem {
             step: step.step.to_string(),
             stage: step.stage.to_string(),
+            inputs: step.inputs.clone(),
             idempotency_key: step.idempotency_key.to_string(),
         });
         Self {
+            checkpoint_id: format!("{}/{}", checkpoint.deployment, checkpoint.run_id),
             run_id: checkpoint.run_id,
             flow: checkpoint.flow.to_string(),
             deployment_id: checkpoint.deployment.to_string(),
             from: checkpoint.from.to_string(),
             steps: steps.collect(),
+            state_keys: checkpoint.state_keys.iter().map(ToString::to_string).collect(),
             state: checkpoint.state.as_str().to_owned(),
             created_at: checkpoint.created_at.to_string(),
             expires_at: checkpoint.expires_at.to_string(),
+            settled_at: checkpoint.settled_at.map(|at| at.to_string()),
         }
     }
 }

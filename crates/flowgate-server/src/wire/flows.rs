@@ -52,6 +52,10 @@ pub struct FlowItem {
     /// When the revision was first registered.
     #[schema(format = DateTime)]
     pub registered_at: String,
+    /// Who registered the revision first, if they said so.
+    pub author: Option<String>,
+    /// What for.
+    pub note: Option<String>,
     /// How many schedules start it.
     pub schedules: usize,
     /// Its runs; null where there are too many flows to count the runs of each.
@@ -72,6 +76,10 @@ pub struct FlowDetail {
     /// When it was first registered.
     #[schema(format = DateTime)]
     pub registered_at: Option<String>,
+    /// Who registered the revision first, if they said so.
+    pub author: Option<String>,
+    /// What for.
+    pub note: Option<String>,
     /// What it is for.
     pub description: Option<String>,
     /// Its steps, in the order of the file.
@@ -169,6 +177,10 @@ pub struct RevisionItem {
     /// When it was first registered.
     #[schema(format = DateTime)]
     pub registered_at: String,
+    /// Who registered the revision first, if they said so.
+    pub author: Option<String>,
+    /// What for.
+    pub note: Option<String>,
     /// How many steps it has.
     pub steps: usize,
     /// What the flow is for.
@@ -233,6 +245,20 @@ impl FlowDiff {
     pub fn new(changes: &[Change]) -> Self {
         Self { changes: changes.iter().map(ToString::to_string).collect() }
     }
+}
+
+/// A flow to register.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewFlow {
+    /// YAML or JSON.
+    pub text: String,
+    /// Who registers it; the name of the token without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+    /// What for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// The text of a flow file.

@@ -7,12 +7,13 @@ use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::{InstanceId, Position, RunId};
 use flowgate_core::limits::LOG_LINES_MAX;
 use flowgate_core::run::Run;
+use flowgate_core::time::Timestamp;
 
 use super::Harness;
 use super::world::{World, chain, single};
 use crate::{
-    Beat, Degradation, Imported, InstanceState, LogLevel, NewLogLine, NewRevision, Retention,
-    RunCopy, RunQuery, StoreCopy, StoredRevision, Swept,
+    Authored, Beat, Degradation, Imported, InstanceState, LogLevel, NewLogLine, NewRevision,
+    Retention, RunCopy, RunQuery, StoreCopy, StoredRevision, Swept,
 };
 
 const DAY: Duration = Duration::from_hours(24);
@@ -179,7 +180,12 @@ fn revision(name: &str, description: &str) -> NewRevision {
     flow.file.description = Some(description.to_owned());
     let flow = flowgate_core::flow::Flow::new(flow.file).unwrap();
     let folder = Some("/srv/flows".to_owned());
-    NewRevision { revision: flow.revision, file: flow.file, folder }
+    let authored = by("ann", description);
+    NewRevision { revision: flow.revision, file: flow.file, folder, authored }
+}
+
+fn by(author: &str, note: &str) -> Authored {
+    Authored { author: Some(author.into()), note: Some(note.into()) }
 }
 
 pub async fn revisions_are_listed_latest_first_and_the_last_is_active(harness: &mut impl Harness) {
@@ -197,6 +203,47 @@ pub async fn revisions_are_listed_latest_first_and_the_last_is_active(harness: &
     assert_eq!(listed.len(), 2);
     assert!(listed[0].registered_at > listed[1].registered_at);
     assert_eq!(world.store().list_revisions(Some("nobody")).await.unwrap(), []);
+}
+
+pub async fn a_revision_keeps_who_registered_it_first_and_what_for(harness: &mut impl Harness) {
+    let mut world = World::new(harness);
+    let (a, b) = (revision("one", "a"), revision("one", "b"));
+    let unsaid = NewRevision { authored: Authored::default(), ..b.clone() };
+    for revision in [&a, &unsaid] {
+        world.store().register_flow(revision.clone()).await.unwrap();
+        world.harness.advance(Duration::from_secs(1)).await;
+    }
+    // Whoever comes later has not written it, also where nobody said who did.
+    let later = |revision: &NewRevision| NewRevision {
+        authored: by("bob", "again, \"é\""),
+        folder: Some("/elsewhere".to_owned()),
+        ..revision.clone()
+    };
+    world.store().register_flow(later(&unsaid)).await.unwrap();
+    world.store().register_flow(later(&a)).await.unwrap();
+    let copy = |revision: NewRevision| {
+        let stored = StoredRevision { revision, registered_at: Timestamp(1), active: false };
+        StoreCopy { revisions: vec![stored], runs: Vec::new() }
+    };
+    let third = later(&revision("one", "c"));
+    for revision in [later(&a), third.clone(), NewRevision { authored: by("eve", ""), ..third }] {
+        world.store().import(copy(revision)).await.unwrap();
+    }
+    world.reopen_if_it_can().await;
+    let listed = world.store().list_revisions(Some("one")).await.unwrap();
+    let shown: Vec<_> = listed
+        .iter()
+        .map(|stored| (&stored.revision.authored, stored.revision.folder.as_deref()))
+        .collect();
+    let elsewhere = Some("/elsewhere");
+    assert_eq!(
+        shown,
+        [
+            (&Authored::default(), elsewhere),
+            (&a.authored, elsewhere),
+            (&by("bob", "again, \"é\""), elsewhere),
+        ]
+    );
 }
 
 pub async fn a_known_revision_keeps_its_time_and_becomes_active(harness: &mut impl Harness) {

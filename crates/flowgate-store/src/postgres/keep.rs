@@ -1,5 +1,7 @@
 //! Log lines, revisions, beats, retention and imports.
 
+use std::sync::Arc;
+
 use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::ids::InstanceId;
 use flowgate_core::limits::LOG_LINES_MAX;
@@ -13,7 +15,7 @@ use super::rows::{
 };
 use crate::instances::SILENCE_MAX;
 use crate::{
-    Beat, Imported, NewLogLine, NewRevision, Retention, RunCopy, StoreCopy, StoreError,
+    Authored, Beat, Imported, NewLogLine, NewRevision, Retention, RunCopy, StoreCopy, StoreError,
     StoredRevision, Swept,
 };
 
@@ -48,11 +50,14 @@ impl PostgresStore {
 
     pub(super) async fn register(&self, revision: &NewRevision) -> Result<(), StoreError> {
         let file = serde_json::to_string(&revision.file).expect("a flow has a JSON form");
+        let (author, note) = texts_of(&revision.authored);
         let params = [
             (&revision.file.flow as _, Type::TEXT),
             (&&*revision.revision.0 as _, Type::TEXT),
             (&file as _, Type::TEXT),
             (&revision.folder as _, Type::TEXT),
+            (&author as _, Type::TEXT),
+            (&note as _, Type::TEXT),
         ];
         self.pool.call("registering a flow", &self.sql.register, &params).await?;
         Ok(())
@@ -107,7 +112,8 @@ impl PostgresStore {
     }
 
     async fn import_revision(&self, stored: &StoredRevision) -> Result<bool, StoreError> {
-        let NewRevision { revision, file, folder } = &stored.revision;
+        let NewRevision { revision, file, folder, authored } = &stored.revision;
+        let (author, note) = texts_of(authored);
         let text = serde_json::to_string(file).expect("a flow has a JSON form");
         let params = [
             (&file.flow as _, Type::TEXT),
@@ -116,6 +122,8 @@ impl PostgresStore {
             (folder as _, Type::TEXT),
             (&stored.registered_at.0 as _, Type::INT8),
             (&stored.active as _, Type::BOOL),
+            (&author as _, Type::TEXT),
+            (&note as _, Type::TEXT),
         ];
         let doing = "importing a revision";
         let row = self.pool.call_one(doing, &self.sql.import_revision, &params).await?;
@@ -171,6 +179,12 @@ impl PostgresStore {
         let is_new = rows.first().map_or(Ok(false), |row| column(row, 0));
         is_new.map_err(|fault| fault.into_error(doing))
     }
+}
+
+/// Who registered a revision and what for, as columns.
+fn texts_of(authored: &Authored) -> (Option<String>, Option<String>) {
+    let text = |text: &Option<Arc<str>>| text.as_deref().map(|text| storable(text).into_owned());
+    (text(&authored.author), text(&authored.note))
 }
 
 /// The jobs of a copy, as columns.

@@ -1,5 +1,7 @@
 //! Reading runs, events, log lines, revisions and instances.
 
+use std::sync::Arc;
+
 use flowgate_core::event::StoredEvent;
 use flowgate_core::flow::FlowFile;
 use flowgate_core::ids::{Position, Revision, RunId};
@@ -16,7 +18,7 @@ use super::rows::{
     to_integer, to_number,
 };
 use crate::{
-    InstanceRow, LogLevel, LogLine, NewLogLine, NewRevision, RunDetail, RunQuery, RunRow,
+    Authored, InstanceRow, LogLevel, LogLine, NewLogLine, NewRevision, RunDetail, RunQuery, RunRow,
     StoreError, StoredRevision,
 };
 
@@ -161,8 +163,8 @@ impl PostgresStore {
     ) -> Result<Vec<StoredRevision>, StoreError> {
         let schema = &self.options.schema;
         let sql = format!(
-            "SELECT revision, file, folder, registered_at, active FROM \"{schema}\".revisions \
-             WHERE $1 IS NULL OR flow = $1 \
+            "SELECT revision, file, folder, registered_at, active, author, note \
+             FROM \"{schema}\".revisions WHERE $1 IS NULL OR flow = $1 \
              ORDER BY flow COLLATE \"C\", registered_at DESC, revision_number DESC"
         );
         let rows = self.pool.call("listing revisions", &sql, &[(&flow, Type::TEXT)]).await?;
@@ -278,8 +280,10 @@ fn read_line(run_id: RunId, row: &Row) -> Result<LogLine, Fault> {
 fn read_revision(row: &Row) -> Result<StoredRevision, Fault> {
     let file: FlowFile = decode(column(row, 1)?)?;
     let revision = Revision(column::<&str>(row, 0)?.into());
+    let text = |at| column::<Option<&str>>(row, at).map(|text| text.map(Arc::from));
+    let authored = Authored { author: text(5)?, note: text(6)? };
     Ok(StoredRevision {
-        revision: NewRevision { revision, file, folder: column(row, 2)? },
+        revision: NewRevision { revision, file, folder: column(row, 2)?, authored },
         registered_at: Timestamp(column(row, 3)?),
         active: column(row, 4)?,
     })

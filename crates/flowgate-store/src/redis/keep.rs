@@ -17,8 +17,8 @@ use super::script::{self, Reply, parse};
 use super::{RedisStore, fault, millis};
 use crate::instances::SILENCE_MAX;
 use crate::{
-    Beat, Imported, InstanceRow, LogLine, NewLogLine, NewRevision, Retention, RunCopy, StoreCopy,
-    StoreError, StoredRevision, Swept,
+    Authored, Beat, Imported, InstanceRow, LogLine, NewLogLine, NewRevision, Retention, RunCopy,
+    StoreCopy, StoreError, StoredRevision, Swept,
 };
 
 /// Log lines in one call of the script.
@@ -55,9 +55,10 @@ impl RedisStore {
 
     /// Keeps a revision and makes it the active one.
     pub(super) async fn keep_revision(&self, revision: &NewRevision) -> Result<(), StoreError> {
-        let json = encode_revision(revision);
+        let (json, authored) = encode_revision(revision);
         let write = |command: &mut Cmd| {
             command.arg(&revision.file.flow).arg(&*revision.revision.0).arg(&json);
+            command.arg(&authored);
         };
         let prefix = self.partitions.prefix(0);
         self.run("registering a flow", &script::REGISTER_FLOW, prefix, write).await.map(drop)
@@ -79,8 +80,8 @@ impl RedisStore {
             let (flow, active) = (reply.word()?, reply.word()?);
             let mut revisions = Vec::new();
             while reply.left() > 0 {
-                let (name, kept) = (reply.word()?, reply.word()?);
-                revisions.push(decode_revision(&name, &active, &kept)?);
+                let (name, kept, authored) = (reply.word()?, reply.word()?, reply.word()?);
+                revisions.push(decode_revision((&name, &active), &kept, &authored)?);
             }
             revisions.sort_by_key(|(order, _)| std::cmp::Reverse(*order));
             of_flows.insert(flow, revisions);
@@ -181,10 +182,10 @@ impl RedisStore {
     }
 
     async fn take_over_revision(&self, stored: &StoredRevision) -> Result<u64, StoreError> {
-        let json = encode_revision(&stored.revision);
+        let (json, authored) = encode_revision(&stored.revision);
         let write = |command: &mut Cmd| {
             command.arg(&stored.revision.file.flow).arg(&*stored.revision.revision.0).arg(&json);
-            command.arg(stored.registered_at.0).arg(u8::from(stored.active));
+            command.arg(stored.registered_at.0).arg(u8::from(stored.active)).arg(&authored);
         };
         let prefix = self.partitions.prefix(0);
         let answer =
@@ -292,23 +293,31 @@ struct KeptRevision<F> {
     folder: Option<String>,
 }
 
-fn encode_revision(revision: &NewRevision) -> String {
+/// A revision as it is kept, and beside it who registered it: that stays when the rest is written
+/// anew.
+fn encode_revision(revision: &NewRevision) -> (String, String) {
     let kept = KeptRevision { file: &revision.file, folder: revision.folder.clone() };
-    serde_json::to_string(&kept).expect("a flow has a JSON form")
+    let kept = serde_json::to_string(&kept).expect("a flow has a JSON form");
+    (kept, serde_json::to_string(&revision.authored).expect("texts have a JSON form"))
 }
 
 /// `TIME;ORDER;JSON`, and by what the revision is ordered.
 fn decode_revision(
-    name: &str,
-    active: &str,
+    (name, active): (&str, &str),
     kept: &str,
+    authored: &str,
 ) -> Result<((Timestamp, u64), StoredRevision), StoreError> {
     let mut parts = kept.splitn(3, ';');
     let mut part = || parts.next().ok_or_else(|| fault::unreadable("half a revision"));
     let (registered_at, order) = (Timestamp(parse(part()?)?), parse(part()?)?);
     let KeptRevision { file, folder } =
         serde_json::from_str(part()?).map_err(|error| damaged("a revision", error))?;
-    let revision = NewRevision { revision: Revision(name.into()), file, folder };
+    let authored = if authored.is_empty() {
+        Authored::default()
+    } else {
+        serde_json::from_str(authored).map_err(|error| damaged("an author", error))?
+    };
+    let revision = NewRevision { revision: Revision(name.into()), file, folder, authored };
     let stored = StoredRevision { revision, registered_at, active: name == active };
     Ok(((registered_at, order), stored))
 }

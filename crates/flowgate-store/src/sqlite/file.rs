@@ -14,11 +14,13 @@ use super::fault::Fault;
 use crate::StoreError;
 
 /// The form of the tables; a file with a greater number was written by a newer flowgate.
-pub(super) const FORMAT: u32 = 3;
+pub(super) const FORMAT: u32 = 4;
 /// The first form with a table of tags.
 pub(super) const FORMAT_WITH_TAGS: u32 = 2;
 /// The first form with tables of terms, records and permits.
 pub(super) const FORMAT_WITH_AGREEMENTS: u32 = 3;
+/// The first form that knows who registered a revision.
+pub(super) const FORMAT_WITH_AUTHORS: u32 = 4;
 /// In the header of every file of ours: `flow` in ASCII.
 const APPLICATION_ID: u32 = 0x666c_6f77;
 /// How long a connection waits for another one's lock.

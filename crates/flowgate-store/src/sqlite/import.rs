@@ -33,9 +33,10 @@ impl Writer {
         let revision = &stored.revision;
         let file = serde_json::to_string(&revision.file).expect("a flow file has a JSON form");
         let mut statement = self.transaction()?.prepare_cached(
-            "INSERT INTO revisions (flow, revision, file, folder, registered_at, active) \
+            "INSERT INTO revisions \
+             (flow, revision, file, folder, registered_at, active, author, note) \
              SELECT ?1, ?2, ?3, ?4, ?5, \
-             ?6 AND NOT EXISTS (SELECT 1 FROM revisions WHERE flow = ?1 AND active) \
+             ?6 AND NOT EXISTS (SELECT 1 FROM revisions WHERE flow = ?1 AND active), ?7, ?8 \
              WHERE TRUE ON CONFLICT (flow, revision) DO NOTHING",
         )?;
         let written = statement.execute(params![
@@ -45,6 +46,8 @@ impl Writer {
             revision.folder,
             stored.registered_at.0,
             stored.active,
+            revision.authored.author.as_deref(),
+            revision.authored.note.as_deref(),
         ])?;
         Ok(written > 0)
     }

@@ -14,9 +14,11 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use tokio::sync::Semaphore;
 
 use super::fault::{Fault, closed};
-use super::file::open_for_reading;
+use super::file::{FORMAT_WITH_AUTHORS, open_for_reading};
 use super::rows::{LOG_COLUMNS, LogRow, RUN_COLUMNS, read_detail, to_integer, to_number};
-use crate::{LogLevel, LogLine, NewLogLine, NewRevision, RunDetail, StoreError, StoredRevision};
+use crate::{
+    Authored, LogLevel, LogLine, NewLogLine, NewRevision, RunDetail, StoreError, StoredRevision,
+};
 
 /// Connections that read at the same time.
 const READERS_MAX: usize = 4;
@@ -189,21 +191,25 @@ fn read_line(run_id: RunId, row: &Row<'_>) -> Result<LogLine, Fault> {
 /// The revisions of a flow, or of all.
 pub(super) fn revisions(
     connection: &Connection,
+    format: u32,
     flow: Option<&str>,
 ) -> Result<Vec<StoredRevision>, Fault> {
-    let mut statement = connection.prepare_cached(
-        "SELECT revision, file, folder, registered_at, active FROM revisions \
+    let authored = if format < FORMAT_WITH_AUTHORS { "NULL, NULL" } else { "author, note" };
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT revision, file, folder, registered_at, active, {authored} FROM revisions \
          WHERE ?1 IS NULL OR flow = ?1 \
          ORDER BY flow, registered_at DESC, revision_number DESC",
-    )?;
+    ))?;
     let mut rows = statement.query([flow])?;
     let mut list = Vec::new();
     while let Some(row) = rows.next()? {
         let file = row.get_ref(1)?.as_str().map_err(Fault::unreadable)?;
         let file: FlowFile = serde_json::from_str(file).map_err(Fault::unreadable)?;
         let revision = Revision(row.get::<_, String>(0)?.into());
+        let text = |at| row.get::<_, Option<String>>(at).map(|text| text.map(Arc::from));
+        let authored = Authored { author: text(5)?, note: text(6)? };
         list.push(StoredRevision {
-            revision: NewRevision { revision, file, folder: row.get(2)? },
+            revision: NewRevision { revision, file, folder: row.get(2)?, authored },
             registered_at: Timestamp(row.get(3)?),
             active: row.get(4)?,
         });

@@ -327,8 +327,9 @@ impl Writer {
             .execute([&revision.file.flow])?;
         connection
             .prepare_cached(
-                "INSERT INTO revisions (flow, revision, file, folder, registered_at, active) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, 1) \
+                "INSERT INTO revisions \
+                 (flow, revision, file, folder, registered_at, active, author, note) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7) \
                  ON CONFLICT (flow, revision) DO UPDATE SET active = 1, folder = excluded.folder",
             )?
             .execute(params![
@@ -336,7 +337,9 @@ impl Writer {
                 &*revision.revision.0,
                 file,
                 revision.folder,
-                now.0
+                now.0,
+                revision.authored.author.as_deref(),
+                revision.authored.note.as_deref(),
             ])?;
         Ok(())
     }

@@ -15,7 +15,8 @@ use flowgate_store::control::{
 use flowgate_store::copy::{CopyError, CopyReport, Occupied, Phase, Progress, copy, read_run};
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{
-    Clock, Control, Imported, LogLevel, MemoryStore, NewLogLine, NewRevision, RunCopy, Store,
+    Authored, Clock, Control, Imported, LogLevel, MemoryStore, NewLogLine, NewRevision, RunCopy,
+    Store,
 };
 use serde_json::json;
 
@@ -28,7 +29,8 @@ async fn filled(harness: &mut impl Harness) -> Vec<RunId> {
     for flow in [&flow, &nap] {
         let (revision, file) = (flow.revision.clone(), flow.file.clone());
         let folder = Some("/srv".to_owned());
-        let revision = NewRevision { revision, file, folder };
+        let authored = Authored { author: Some("ann".into()), note: Some("é\n\"1\"".into()) };
+        let revision = NewRevision { revision, file, folder, authored };
         world.store().register_flow(revision).await.expect("registering");
     }
     let ended = world.started(&flow, r#"{"x": 1}"#).await;

@@ -17,8 +17,8 @@ use flowgate_store::control::{
     TermOutcome,
 };
 use flowgate_store::{
-    Clock, Control, JobCopy, Retention, RunCopy, RunQuery, SqliteStore, Store, StoreCopy,
-    StoreError,
+    Authored, Clock, Control, JobCopy, NewRevision, Retention, RunCopy, RunQuery, SqliteStore,
+    Store, StoreCopy, StoreError,
 };
 use rusqlite::Connection;
 
@@ -157,9 +157,9 @@ async fn a_file_of_a_newer_flowgate_is_refused_and_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = closed_store(folder.path()).await;
     let newer = Connection::open(&path).unwrap();
-    newer.pragma_update(None, "user_version", 4).unwrap();
+    newer.pragma_update(None, "user_version", 5).unwrap();
     drop(newer);
-    refused(&path, "format 4, and this flowgate knows formats up to 3").await;
+    refused(&path, "format 5, and this flowgate knows formats up to 4").await;
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn the_file_is_written_as_durability_needs() {
         ("foreign_keys", "0"),
         ("wal_autocheckpoint", "2000"),
         ("auto_vacuum", "2"),
-        ("user_version", "3"),
+        ("user_version", "4"),
     ];
     for (name, value) in expected {
         assert_eq!(pragmas[name], value, "{name}");
@@ -358,10 +358,47 @@ fn by_tag() -> RunQuery {
     RunQuery { tags, limit: 10, ..RunQuery::default() }
 }
 
-/// Makes a file one that an earlier flowgate wrote.
+/// Makes a file one that an earlier flowgate wrote, one format at a time.
+fn earlier(formats: &[&str]) -> String {
+    formats.join("; ")
+}
+
+const TO_FORMAT_3: &str = "ALTER TABLE revisions DROP COLUMN author; \
+     ALTER TABLE revisions DROP COLUMN note; \
+     DELETE FROM refinery_schema_history WHERE version = 4; PRAGMA user_version = 3";
 const TO_FORMAT_2: &str = "DROP TABLE terms; DROP TABLE records; DROP TABLE permits; \
      DROP TABLE rates; DELETE FROM meta WHERE name = 'record_version_last'; \
      DELETE FROM refinery_schema_history WHERE version = 3; PRAGMA user_version = 2";
+
+#[tokio::test]
+async fn a_file_of_the_third_format_is_read_and_learns_who_registers_revisions() {
+    let harness = SqliteHarness::plain().await;
+    let path = harness.path();
+    let flow = queued("other");
+    let said = Authored { author: Some("ann".into()), note: Some("first".into()) };
+    let revision = NewRevision {
+        revision: flow.revision.clone(),
+        file: flow.file.clone(),
+        folder: None,
+        authored: said.clone(),
+    };
+    harness.sqlite.register_flow(revision.clone()).await.unwrap();
+    harness.sqlite.close().await.unwrap();
+    Connection::open(&path).unwrap().execute_batch(TO_FORMAT_3).unwrap();
+    let reader = SqliteStore::open_read_only(&path).await.unwrap();
+    let listed = reader.list_revisions(None).await.unwrap();
+    assert_eq!(listed[0].revision.authored, Authored::default(), "it does not know");
+    let store = open(&path).await.unwrap();
+    store.register_flow(revision).await.unwrap();
+    let listed = store.list_revisions(None).await.unwrap();
+    assert_eq!(listed[0].revision.authored, Authored::default(), "nobody said at the first time");
+    let other = queued("another");
+    let (file, authored) = (other.file, said.clone());
+    let revision = NewRevision { revision: other.revision, file, folder: None, authored };
+    store.register_flow(revision).await.unwrap();
+    let listed = store.list_revisions(Some(&other.name)).await.unwrap();
+    assert_eq!(listed[0].revision.authored, said);
+}
 
 #[tokio::test]
 async fn a_file_of_the_second_format_gets_its_terms_records_and_permits() {
@@ -369,7 +406,7 @@ async fn a_file_of_the_second_format_gets_its_terms_records_and_permits() {
     let path = harness.path();
     World::new(&mut harness).started(&queued("other"), "1").await;
     harness.sqlite.close().await.unwrap();
-    Connection::open(&path).unwrap().execute_batch(TO_FORMAT_2).unwrap();
+    Connection::open(&path).unwrap().execute_batch(&earlier(&[TO_FORMAT_3, TO_FORMAT_2])).unwrap();
     let reader = SqliteStore::open_read_only(&path).await.unwrap();
     assert_eq!(reader.list_terms("").await.unwrap(), [], "it has none");
     assert_eq!(reader.read_permits("key").await.unwrap(), PermitState::default());
@@ -450,7 +487,7 @@ async fn a_file_of_the_first_format_gets_its_tags() {
     let run_id = tagged(&World::new(&mut harness)).await;
     harness.sqlite.close().await.unwrap();
     let file = Connection::open(&path).unwrap();
-    file.execute_batch(TO_FORMAT_2).unwrap();
+    file.execute_batch(&earlier(&[TO_FORMAT_3, TO_FORMAT_2])).unwrap();
     file.execute_batch(
         "DROP TABLE tags; DELETE FROM refinery_schema_history WHERE version = 2; \
          PRAGMA user_version = 1",

@@ -16,6 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::App;
 use crate::clock;
+use crate::confirm;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::input;
 use crate::output::{Cell, Table, short};
@@ -384,13 +385,7 @@ fn confirm(app: &App, args: &Deal, what: &What, count: usize) -> Result<(), Fail
         Failure::usage("not_confirmed", format!("{count} dead letters match"))
             .help(format!("add --yes to {verb} them, or --dry-run to see them"))
     };
-    if app.output.json || !console::user_attended() {
-        return Err(unasked());
-    }
-    app.output.note(format_args!("{verb} {count} dead letters? [y/N]"));
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).map_err(|error| unasked().source(error))?;
-    if matches!(line.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(unasked()) }
+    confirm::ask(app, &format!("{verb} {count} dead letters?"), &unasked)
 }
 
 /// Deals with one after the other; Ctrl-C ends it between two. Whether that was so.

@@ -19,6 +19,8 @@ use crate::flow_files::{self, LoadError};
 use crate::output::{Cell, Table};
 use crate::reach::{Reach, segment};
 
+mod revisions;
+
 /// Looks at flows.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -44,6 +46,16 @@ enum Verb {
         #[arg(long)]
         file: bool,
     },
+    /// List the revisions of a flow: who registered each, when and what for, and its open runs
+    #[command(after_help = "Examples:
+  flowgate flows revisions order
+  flowgate flows revisions order --json")]
+    Revisions {
+        /// The flow
+        flow: String,
+    },
+    /// Register a revision of a flow: new runs start on it
+    Register(revisions::Register),
     /// Check flow files
     #[command(after_help = "\
 Prints `FILE:LINE:COLUMN: cause; remedy` for every problem of every file, and ends with exit code \
@@ -97,6 +109,8 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     match args.verb {
         Verb::List => list(&app).await,
         Verb::Show { flow, file } => show(&app, &flow, file).await,
+        Verb::Revisions { flow } => revisions::list(&app, &flow).await,
+        Verb::Register(args) => revisions::register(&app, args).await,
         Verb::Validate { files } => validate(&app, &files),
         Verb::Graph { flow, format } => {
             let (_, flow) = find(&app, &flow).await?;
@@ -185,6 +199,12 @@ async fn show(app: &App, text: &str, file_only: bool) -> Outcome {
         Some(false) => Cell::dim("(not active)"),
     };
     app.output.line(format_args!("revision  {} {standing}", detail.revision))?;
+    if let Some(author) = &detail.author {
+        app.output.line(format_args!("author    {author}"))?;
+    }
+    if let Some(note) = &detail.note {
+        app.output.line(format_args!("note      {}", note.replace('\n', " ")))?;
+    }
     if let Some(folder) = &detail.folder {
         app.output.line(format_args!("folder    {folder}"))?;
     }

@@ -7,6 +7,7 @@ use crate::failure::Outcome;
 
 mod events;
 mod list;
+mod migrate;
 pub(crate) mod show;
 pub(crate) mod steer;
 
@@ -49,6 +50,8 @@ enum Verb {
     Cancel(steer::Cancel),
     /// Try a finished run again, as a new run
     Retry(steer::Retry),
+    /// Move open runs to another revision of their flow, with a plan first
+    Migrate(migrate::Args),
 }
 
 pub(crate) async fn run(app: App, args: Args) -> Outcome {
@@ -63,5 +66,6 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         Verb::Signal(args) => steer::signal(&app, args).await,
         Verb::Cancel(args) => steer::cancel(&app, args).await,
         Verb::Retry(args) => steer::retry(&app, args).await,
+        Verb::Migrate(args) => migrate::run(&app, args).await,
     }
 }

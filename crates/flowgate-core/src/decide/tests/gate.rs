@@ -7,12 +7,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::super::world::{Applied, RUN, World, ended, success};
-use super::super::{MovedJob, Rejection, Renames, Report, checkpoint, migrate, place, release};
-use super::{diamond, flow, worker};
+use super::super::{
+    MovedJob, Rejection, Renames, Report, checkpoint, migrate, place, release, retry,
+};
+use super::{diamond, flow, retried, worker};
 use crate::commit::{Commit, Due, JobChange};
 use crate::event::Event;
 use crate::flow::Flow;
-use crate::run::StepState;
+use crate::run::{Run, StepState};
 use crate::time::Timestamp;
 
 fn held(due: Due) -> World {
@@ -168,6 +170,39 @@ fn a_moved_run_does_the_open_step_again_and_no_other() {
         world.events().iter().filter(is).count()
     };
     assert_eq!((started("start"), started("b"), started("a"), started("alpha")), (1, 1, 1, 1));
+}
+
+#[test]
+fn a_retry_of_a_moved_run_keeps_what_succeeded_under_another_name() {
+    let mut world = diamond();
+    world.succeed("start", &["left", "right"]);
+    world.succeed("b", &["b.done"]);
+    let steps = |b: &str| {
+        json!({
+            "start": worker(&Value::Null, &["left", "right"]),
+            "a": worker(&json!(["left"]), &["a.done"]),
+            b: worker(&json!(["right"]), &["b.done"]),
+            "join": worker(&json!(["a.done", "b.done"]), &[]),
+        })
+    };
+    for (old, new) in [("b", "beta"), ("beta", "gamma")] {
+        let flow = World::new(flow(&steps(new))).flow;
+        let commit =
+            moved(&mut world, (&flow, None), &Renames::from([(old.into(), new.into())])).unwrap();
+        pin(&mut world, flow, &commit);
+    }
+    world.fail("a", crate::event::ErrorKind::Final);
+    let (flow, old) = (world.flow.clone(), world.run.clone().unwrap());
+    let again = |from: Option<&str>| {
+        let from = from.map(|step| world.index(step));
+        let commit = retry((&flow, &flow), &old, &world.log, from, &retried()).unwrap();
+        let folded = Run::fold(retried().run_id, &[&flow], &commit.events).unwrap();
+        assert_eq!(folded, *commit.record);
+        ["start", "a", "gamma", "join"].map(|step| commit.record.step(world.index(step)).state)
+    };
+    let (done, queued, pending) = (StepState::Succeeded, StepState::Queued, StepState::Pending);
+    assert_eq!(again(None), [done, queued, done, pending]);
+    assert_eq!(again(Some("gamma")), [done, queued, queued, pending]);
 }
 
 #[test]

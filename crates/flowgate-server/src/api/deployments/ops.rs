@@ -6,11 +6,14 @@ use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, ShadowRule
 use flowgate_core::flow::{Flow, FlowErrors};
 use flowgate_core::ids::is_identifier;
 use flowgate_engine::{
-    Ask, DeployRequest, Engine, canary_figures, deployment_report, deployments, find_deployment,
+    Ask, Checkpoint, DeployRequest, Engine, canary_figures, deployment_report, deployments,
+    find_checkpoint, find_deployment,
 };
 use flowgate_store::Store;
 
+use super::super::runs::ops::steer::check_reason;
 use crate::error::ApiError;
+use crate::lookup;
 use crate::wire::Items;
 use crate::wire::deployments::{CheckpointItem, DeploymentItem, NewDeployment, PlanItem};
 
@@ -33,6 +36,30 @@ pub(super) async fn checkpoints(
 ) -> Result<Items<CheckpointItem>, ApiError> {
     let found = flowgate_engine::checkpoints(store, flow).await?;
     Ok(Items { items: found.iter().map(CheckpointItem::from).collect() })
+}
+
+/// Lets the run that `name` names go on, which a deployment has stopped.
+pub(super) async fn replay(engine: &Engine, name: &str) -> Result<CheckpointItem, ApiError> {
+    let found = stopped(engine, name).await?;
+    Ok(CheckpointItem::from(&engine.replay_checkpoint(&found).await?))
+}
+
+/// Gives up the run that `name` names, which a deployment has stopped.
+pub(super) async fn discard(
+    engine: &Engine,
+    name: &str,
+    reason: Option<&str>,
+) -> Result<CheckpointItem, ApiError> {
+    check_reason(reason)?;
+    let found = stopped(engine, name).await?;
+    Ok(CheckpointItem::from(&engine.discard_checkpoint(&found, reason).await?))
+}
+
+async fn stopped(engine: &Engine, name: &str) -> Result<Checkpoint, ApiError> {
+    let store = &**engine.store();
+    let run_id = lookup::run_id(store, name).await?;
+    let run = lookup::run(store, run_id).await?.row.run;
+    Ok(find_checkpoint(store, &run).await?)
 }
 
 /// A deployment by the beginning of its id, or the latest.

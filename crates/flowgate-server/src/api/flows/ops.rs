@@ -10,15 +10,15 @@ use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
 use flowgate_core::view::Brief;
 use flowgate_engine::{Engine, NamedSchedule, read_schedules};
-use flowgate_store::{RunQuery, Store, StoreError, StoredRevision};
+use flowgate_store::{Authored, RunQuery, Store, StoreError, StoredRevision};
 
 use crate::error::ApiError;
 use crate::lookup;
 use crate::problem;
 use crate::wire::Items;
 use crate::wire::flows::{
-    ActionKind, EdgeItem, FlowDetail, FlowDiff, FlowGraph, FlowItem, FlowProblem, FlowText,
-    GraphFormat, OpenCounts, Registered, RevisionItem, RunCounts, StartKind, StartsOn, StepItem,
+    ActionKind, EdgeItem, FlowDetail, FlowDiff, FlowGraph, FlowItem, FlowProblem, GraphFormat,
+    NewFlow, OpenCounts, Registered, RevisionItem, RunCounts, StartKind, StartsOn, StepItem,
     Validation,
 };
 
@@ -55,6 +55,8 @@ pub async fn list(store: &dyn Store) -> Result<Items<FlowItem>, ApiError> {
             description: file.description.clone(),
             folder: stored.revision.folder.clone(),
             registered_at: stored.registered_at.to_string(),
+            author: text(&stored.revision.authored.author),
+            note: text(&stored.revision.authored.note),
             schedules: schedules.get(&file.flow).copied().unwrap_or_default(),
             runs,
         });
@@ -106,6 +108,7 @@ pub async fn show(
         active: stored.active,
         registered_at: stored.registered_at,
         folder: stored.revision.folder.clone(),
+        authored: stored.revision.authored.clone(),
     };
     let flow = lookup::compile(stored)?;
     let detail = detail(&flow);
@@ -113,6 +116,8 @@ pub async fn show(
         active: Some(facts.active),
         registered_at: Some(facts.registered_at.to_string()),
         folder: facts.folder,
+        author: text(&facts.authored.author),
+        note: text(&facts.authored.note),
         schedules,
         ..detail
     })
@@ -123,6 +128,11 @@ struct Stored {
     active: bool,
     registered_at: Timestamp,
     folder: Option<String>,
+    authored: Authored,
+}
+
+fn text(text: &Option<Arc<str>>) -> Option<String> {
+    text.as_deref().map(ToOwned::to_owned)
 }
 
 /// A flow in full, as far as it says itself.
@@ -134,6 +144,8 @@ pub fn detail(flow: &Flow) -> FlowDetail {
         active: None,
         folder: None,
         registered_at: None,
+        author: None,
+        note: None,
         description: flow.file.description.clone(),
         steps: flow.steps.iter().map(|step| step_item(flow, step)).collect(),
         edges: edges(flow),
@@ -218,6 +230,8 @@ pub async fn revisions(store: &dyn Store, flow: &str) -> Result<Items<RevisionIt
         revision: stored.revision.revision.to_string(),
         active: stored.active,
         registered_at: stored.registered_at.to_string(),
+        author: text(&stored.revision.authored.author),
+        note: text(&stored.revision.authored.note),
         steps: stored.revision.file.steps.len(),
         description: stored.revision.file.description,
         folder: stored.revision.folder,
@@ -306,9 +320,9 @@ pub fn validate(text: &str) -> Validation {
 /// Keeps a revision; new runs start on it.
 pub async fn register(
     engine: &Engine,
-    FlowText { text }: &FlowText,
+    NewFlow { text, author, note }: NewFlow,
 ) -> Result<Registered, ApiError> {
-    let flow = Flow::parse(text).map_err(|errors| {
+    let flow = Flow::parse(&text).map_err(|errors| {
         let first = errors.as_slice().first().expect("there is at least one");
         let more = errors.as_slice().len() - 1;
         let more = if more > 0 { format!(" (and {more} more)") } else { String::new() };
@@ -328,7 +342,8 @@ pub async fn register(
     if let Some(refusal) = engine.config().process.refuses(&flow, folder.is_some()) {
         return Err(forbidden(&refusal));
     }
-    engine.register(&flow, folder.map(Into::into)).await?;
+    let authored = Authored { author: author.map(Into::into), note: note.map(Into::into) };
+    engine.register_by(&flow, folder.map(Into::into), authored).await?;
     let (name, revision): (Arc<str>, Revision) = (flow.name, flow.revision);
     Ok(Registered { flow: name.to_string(), revision: revision.to_string(), existed })
 }

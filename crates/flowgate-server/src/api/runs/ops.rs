@@ -21,6 +21,7 @@ use crate::wire::runs::{Failure, RunItem, RunRef, RunsQuery, StartRun};
 pub mod bulk;
 pub mod export;
 pub mod log;
+pub mod moves;
 pub mod of_flow;
 mod search;
 pub mod show;

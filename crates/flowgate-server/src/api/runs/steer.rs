@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use utoipa_axum::routes;
 
-use super::ops::{bulk, steer};
+use super::ops::{bulk, moves, steer};
 use crate::auth::Scope;
 use crate::body::{self, PAYLOAD_BODY_BYTES_MAX};
 use crate::error::ApiError;
@@ -13,6 +13,7 @@ use crate::host::Host;
 use crate::path::Path;
 use crate::routes::Routes;
 use crate::wire::bulk::{Bulk, BulkDone};
+use crate::wire::moves::{MigrateRun, MigrateRuns, MoveItem, RunsMoved};
 use crate::wire::runs::{CancelRun, RetryRun, RunRef, SignalRun, Signalled};
 
 pub(super) fn add(routes: Routes) -> Routes {
@@ -21,6 +22,8 @@ pub(super) fn add(routes: Routes) -> Routes {
         .add(Scope::Run, routes!(retry))
         .add(Scope::Run, routes!(signal))
         .add(Scope::Run, routes!(deal))
+        .add(Scope::Run, routes!(migrate))
+        .add(Scope::Run, routes!(migrate_many))
 }
 
 /// Stop a run for good
@@ -75,4 +78,33 @@ async fn deal(
     body::Json(request): body::Json<Bulk>,
 ) -> Result<Json<BulkDone>, ApiError> {
     bulk::bulk(&host.engine()?, request).await.map(Json)
+}
+
+/// Move an open run to another revision of its flow
+///
+/// What has happened stays, and what is open is done there: what is under way is given up. With
+/// `dry_run` it says where the run would go on and changes nothing. To move one that is there
+/// already changes nothing.
+#[utoipa::path(post, path = "/runs/{run}/migrate", operation_id = "migrate_run", tag = "runs",
+    params(("run" = String, Path, description = "A run id, its first 6 letters or more, or `latest`")),
+    request_body = MigrateRun, responses((status = 200, body = MoveItem)))]
+async fn migrate(
+    State(host): State<Host>,
+    Path(run): Path<String>,
+    body::Json(request): body::Json<MigrateRun>,
+) -> Result<Json<MoveItem>, ApiError> {
+    moves::migrate(&host.engine()?, &run, request).await.map(Json)
+}
+
+/// Move many open runs of a flow to another revision
+///
+/// Moves all runs that match, the latest first, up to `max`; those that have no place there stay,
+/// and the answer says why. With `dry_run` it says what would become of each and changes nothing.
+#[utoipa::path(post, path = "/runs/migrate", operation_id = "migrate_runs", tag = "runs",
+    request_body = MigrateRuns, responses((status = 200, body = RunsMoved)))]
+async fn migrate_many(
+    State(host): State<Host>,
+    body::Json(request): body::Json<MigrateRuns>,
+) -> Result<Json<RunsMoved>, ApiError> {
+    moves::migrate_many(&host.engine()?, request).await.map(Json)
 }

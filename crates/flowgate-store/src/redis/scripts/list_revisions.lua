@@ -2,13 +2,17 @@
 --
 -- KEYS[1]  prefix of the partition
 -- ARGV[1]  flow; empty for all
--- Reply    for each flow an array: flow, active revision, and each revision and what is kept of it
+-- Reply    for each flow an array: flow, active revision, and each revision, what is kept of it and
+--          who registered it, which is empty for one of an earlier flowgate
 local flows = ARGV[1] == '' and call('SMEMBERS', prefix .. 'flows') or { ARGV[1] }
 local replies = {}
 for _, flow in ipairs(flows) do
   local reply = { flow, call('HGET', prefix .. 'active', flow) or '' }
-  for _, value in ipairs(call('HGETALL', prefix .. 'revisions:' .. flow)) do
-    reply[#reply + 1] = value
+  local kept = call('HGETALL', prefix .. 'revisions:' .. flow)
+  for at = 1, #kept, 2 do
+    reply[#reply + 1] = kept[at]
+    reply[#reply + 1] = kept[at + 1]
+    reply[#reply + 1] = call('HGET', prefix .. 'authors:' .. flow, kept[at]) or ''
   end
   replies[#replies + 1] = reply
 end

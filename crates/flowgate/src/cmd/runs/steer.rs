@@ -103,12 +103,14 @@ pub(crate) struct Cancel {
 #[command(after_help = "\
 The new run takes over what succeeded and does the rest. With --revision active it is on the \
 revision that new runs start on, such as one with the mistake mended; a step that succeeded is one \
-of the same name.
+of the same name. With --from the steps before STEP are taken over, and STEP and all that follows \
+it are done again there.
 
 Examples:
   flowgate runs retry latest
   flowgate runs retry latest --from charge
-  flowgate runs retry latest --revision active")]
+  flowgate runs retry latest --revision active
+  flowgate runs retry latest --from charge --revision active")]
 pub(crate) struct Retry {
     /// The finished run
     run: String,

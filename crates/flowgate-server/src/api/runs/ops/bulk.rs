@@ -19,20 +19,16 @@ const MAX_DEFAULT: u64 = 1_000;
 /// Runs that may be dealt with by one request.
 const MAX: u64 = 10_000;
 /// Runs that are dealt with at the same time.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
 
 /// Deals with all runs that match, the latest first, up to a bound.
 pub async fn bulk(engine: &Engine, request: Bulk) -> Result<BulkDone, ApiError> {
-    let max = request.max.unwrap_or(MAX_DEFAULT);
-    if !(1..=MAX).contains(&max) {
-        let message = format!("`max` is {max}; it must be from 1 to {MAX}");
-        return Err(ApiError::invalid("out_of_range", message).path("max"));
-    }
+    let max = max_of(request.max)?;
     super::steer::check_reason(request.reason.as_deref())?;
     let store = &**engine.store();
     let query = query_of(store, &request).await?;
     let matched = store.count_runs(&query).await?;
-    let runs = find(store, query, usize::try_from(max).unwrap_or(usize::MAX)).await?;
+    let runs = find(store, query, max).await?;
     let mut tally = BulkDone { matched, ..BulkDone::default() };
     if request.dry_run {
         let item = |(run_id, _)| BulkItem { run_id, new_run_id: None };
@@ -43,6 +39,16 @@ pub async fn bulk(engine: &Engine, request: Bulk) -> Result<BulkDone, ApiError> 
     let dealt = u64::try_from(tally.done.len() + tally.failed.len()).unwrap_or(u64::MAX);
     tally.left = matched.saturating_sub(dealt);
     Ok(tally)
+}
+
+/// How many runs one request deals with.
+pub(super) fn max_of(max: Option<u64>) -> Result<usize, ApiError> {
+    let max = max.unwrap_or(MAX_DEFAULT);
+    if !(1..=MAX).contains(&max) {
+        let message = format!("`max` is {max}; it must be from 1 to {MAX}");
+        return Err(ApiError::invalid("out_of_range", message).path("max"));
+    }
+    Ok(usize::try_from(max).unwrap_or(usize::MAX))
 }
 
 /// The statuses in which a run can be dealt with so.
@@ -63,11 +69,7 @@ async fn query_of(store: &dyn Store, request: &Bulk) -> Result<RunQuery, ApiErro
         until: filter.until.clone(),
         ..RunsQuery::default()
     };
-    let invalid = |error: ApiError| {
-        let status = axum::http::StatusCode::UNPROCESSABLE_ENTITY;
-        ApiError { status, code: "field_invalid".into(), ..error }
-    };
-    let mut query = run_query(&wanted, store.now().await?).map_err(invalid)?;
+    let mut query = run_query(&wanted, store.now().await?).map_err(ApiError::of_field)?;
     let possible = statuses_for(request.action);
     if let Some(status) = query.statuses.iter().find(|status| !possible.contains(status)) {
         let names: Vec<&str> = possible.iter().map(|status| status.as_str()).collect();
