@@ -32,8 +32,10 @@ use crate::supervisor::Engine;
 mod act;
 mod driver;
 mod look;
+mod progress;
 
 pub(crate) use driver::drive;
+pub use progress::{DeployProgress, deployment_progress, open_deployments};
 
 /// The topic by which the leader is told of deployments.
 pub(crate) const TOPIC: &str = "deploys";

@@ -2,7 +2,7 @@
 
 use flowgate_core::deploy::{Deployment, Plan};
 use flowgate_core::ids::RunId;
-use flowgate_engine::{Checkpoint, DeployPlan};
+use flowgate_engine::{Checkpoint, DeployPlan, DeployProgress};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -115,6 +115,23 @@ pub struct DeploymentItem {
     pub checkpointed: u64,
     /// What was planned.
     pub plan: PlanItem,
+    /// What is left to do, where one deployment is asked for that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<ProgressItem>,
+}
+
+/// What a deployment has left to do.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ProgressItem {
+    /// Runs that are open on the old revision and are not stopped.
+    pub open: u64,
+    /// Runs that are held.
+    pub held: u64,
+    /// Runs that are stopped and have not gone on.
+    pub stopped: u64,
+    /// When what the phase waits for is over, at the latest.
+    #[schema(format = DateTime)]
+    pub until: Option<String>,
 }
 
 /// When a phase was entered.
@@ -253,7 +270,15 @@ impl From<&Deployment> for DeploymentItem {
             released: deployment.counts.released,
             checkpointed: deployment.counts.checkpointed,
             plan: PlanItem::of(&deployment.from, &deployment.to, &deployment.plan),
+            progress: None,
         }
+    }
+}
+
+impl From<DeployProgress> for ProgressItem {
+    fn from(progress: DeployProgress) -> Self {
+        let DeployProgress { open, held, stopped, until } = progress;
+        Self { open, held, stopped, until: until.map(|at| at.to_string()) }
     }
 }
 

@@ -4,6 +4,7 @@ mod bad_input;
 mod bad_steps;
 mod bulk;
 mod dead;
+mod deployments;
 mod document;
 mod flows;
 mod gates;

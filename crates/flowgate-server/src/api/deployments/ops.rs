@@ -5,7 +5,8 @@ use std::sync::Arc;
 use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, Strategy};
 use flowgate_core::flow::{Flow, FlowErrors};
 use flowgate_engine::{
-    Ask, DeployRequest, Engine, deployment_report, deployments, find_deployment,
+    Ask, DeployRequest, Engine, deployment_progress, deployment_report, deployments,
+    find_deployment,
 };
 use flowgate_store::Store;
 
@@ -50,6 +51,17 @@ pub(super) async fn find(
             .path(deployment)
             .help("`GET /api/v1/deployments` lists them")
     })
+}
+
+/// Where a deployment stands, and what it has left to do.
+pub(super) async fn show(
+    store: &dyn Store,
+    flow: &str,
+    deployment: &str,
+) -> Result<DeploymentItem, ApiError> {
+    let found = find(store, flow, deployment).await?;
+    let progress = deployment_progress(store, &found).await?.map(Into::into);
+    Ok(DeploymentItem { progress, ..DeploymentItem::from(&found) })
 }
 
 /// What became of a deployment.
