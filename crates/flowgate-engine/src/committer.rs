@@ -98,11 +98,19 @@ struct Sent {
     origin: SentOrigin,
     commit_id: CommitId,
     /// The record that it was decided on; none for a start.
-    base: Option<Arc<Run>>,
+    base: Option<Base>,
     /// The record after it.
     record: Arc<Run>,
     /// The commit's events, if anybody listens.
     events: Vec<Event>,
+}
+
+/// What reports were decided on.
+#[derive(Debug)]
+struct Base {
+    run: Arc<Run>,
+    /// The run may be moved to another revision meanwhile.
+    flow: Arc<LoadedFlow>,
 }
 
 #[derive(Debug)]
@@ -292,7 +300,7 @@ impl Committer {
         }
         while let Some(run_id) = self.ready.pop_front() {
             let Some(entry) = runs.get_mut(&run_id) else { continue };
-            let base = Arc::clone(&entry.run);
+            let base = Base { run: Arc::clone(&entry.run), flow: Arc::clone(&entry.flow) };
             match decide::decide(&instance, entry) {
                 Some((commit, items)) => {
                     entry.phase = Phase::Sent;
@@ -374,7 +382,7 @@ impl Committer {
     async fn commit_one_by_one(&mut self, sent: Vec<Sent>) {
         for one in sent {
             let mut one = vec![one];
-            let commits = remake(&self.instance, &mut one);
+            let commits = remake(&mut one);
             match send(&self.instance, commits, &mut one, None).await {
                 Ok(outcomes) => self.settle(one, outcomes, clock::now()),
                 Err(error) => self.give_up(one, &error),
@@ -451,20 +459,18 @@ async fn send(
             () = backoff.wait() => {}
             () = instance.giving_up.cancelled() => return Err(CommitError::Closed),
         }
-        commits = remake(instance, sent);
+        commits = remake(sent);
     }
 }
 
 /// The same commits again, from what they were decided from.
-fn remake(instance: &Instance, sent: &mut [Sent]) -> Vec<Commit> {
-    let runs = instance.in_flight.lock();
+fn remake(sent: &mut [Sent]) -> Vec<Commit> {
     sent.iter_mut()
         .map(|sent| match &mut sent.origin {
             SentOrigin::Start(start) => start.commit(),
-            SentOrigin::Reports(run_id, items) => {
-                let entry = runs.get(run_id).expect("a run with a commit under way is kept");
+            SentOrigin::Reports(_, items) => {
                 let base = sent.base.as_ref().expect("reports are about a run that exists");
-                decide::again(&entry.flow.flow, base, items, sent.commit_id)
+                decide::again(&base.flow.flow, &base.run, items, sent.commit_id)
             }
         })
         .collect()

@@ -10,7 +10,7 @@ use flowgate_core::run::Run;
 use flowgate_store::LeaseRef;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Stop};
 use crate::flows::LoadedFlow;
 use crate::id_map::RunMap;
 use crate::inbox::Item;
@@ -26,6 +26,7 @@ pub(crate) struct InFlight {
 pub(crate) struct Entry {
     /// Its latest record that this instance knows.
     pub(crate) run: Arc<Run>,
+    /// The revision that it is pinned to as far as this instance knows.
     pub(crate) flow: Arc<LoadedFlow>,
     /// Attempts that hold a lease as far as this instance knows.
     pub(crate) attempts: Vec<Arc<Attempt>>,
@@ -71,6 +72,11 @@ impl Entry {
         }
     }
 
+    /// Whether its decisions follow this revision.
+    pub(crate) fn is_of(&self, flow: &Arc<LoadedFlow>) -> bool {
+        Arc::ptr_eq(&self.flow, flow) || self.flow.flow.revision == flow.flow.revision
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.attempts.is_empty() && self.pending.is_empty() && self.phase == Phase::Idle
     }
@@ -95,6 +101,11 @@ impl InFlight {
             let entry = runs
                 .entry(run.run_id)
                 .or_insert_with(|| Entry::new(Arc::clone(run), Arc::clone(&attempt.flow)));
+            if run.version > entry.run.version && !entry.is_of(&attempt.flow) {
+                // It was moved to another revision, and with it every job of it.
+                entry.flow = Arc::clone(&attempt.flow);
+                entry.attempts.drain(..).for_each(|old| old.stop(Stop::LeaseLost));
+            }
             entry.note(run);
             entry.attempts.push(Arc::clone(attempt));
         }

@@ -26,6 +26,14 @@ pub(super) fn decide(instance: &Instance, entry: &mut Entry) -> Option<(Commit, 
     let mut pending = std::mem::take(&mut entry.pending).into_iter();
     let mut bytes = 0;
     for mut item in pending.by_ref() {
+        if let Some(attempt) = item.attempt.as_ref().filter(|attempt| !entry.is_of(&attempt.flow)) {
+            // Its run was moved to another revision, where its step may be another one.
+            entry.take_attempt(attempt.lease());
+            settle::give_back_if_cancelled(attempt);
+            instance.metrics.dropped.increment(1);
+            settle::refuse(item, CommitError::LeaseLost);
+            continue;
+        }
         if !prepare(&mut item, &items) {
             continue;
         }
