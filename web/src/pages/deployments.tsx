@@ -67,6 +67,7 @@ const COLUMNS: Column<DeploymentItem>[] = [
   { name: "Flow", class: "cell-flow", cell: (item) => <div class="two-lines"><FlowLink flow={item.flow} /><About item={item} /></div> },
   { name: "Revision", class: "cell-change", cell: (item) => <div class="two-lines"><Change from={item.from} to={item.to} /><span class="muted">{item.strategy}</span></div> },
   { name: "Held", class: "cell-num", cell: (item) => <Count value={item.held} /> },
+  { name: "Let go", class: "cell-num", cell: (item) => <Count value={item.released} /> },
   { name: "Stopped", class: "cell-num", cell: (item) => <Count value={item.checkpointed} /> },
   { name: "Took", class: "cell-num", cell: (item) => <Took ms={tookMs(item)} since={item.began_at} /> },
   { name: "Began", class: "cell-time", cell: (item) => <Ago at={item.began_at} /> },
