@@ -44,7 +44,10 @@ async fn watched(store: Arc<dyn Store>) {
         json!({ "text": NEW, "strategy": "blue-green", "drain_timeout": "1h", "note": "<b>" });
     let (status, begun) = world.post("/flows/one/deployments", &new.to_string()).await;
     assert_eq!(status, StatusCode::CREATED, "{begun}");
-    let path = format!("/flows/one/deployments/{}", begun["deployment_id"].as_str().unwrap());
+    let path = format!(
+        "/flows/one/deployments/{}",
+        begun["deployment_id"].as_str().expect("it has an id")
+    );
     let gate = eventually(&world, "/flows/one/gate", |gate| gate["state"] == "draining");
     assert_eq!(gate.await["deployment"], begun["deployment_id"]);
     world.start("one").await;
@@ -53,7 +56,7 @@ async fn watched(store: Arc<dyn Store>) {
     let draining = world.get(&path).await.1;
     let left = &draining["progress"];
     assert_eq!((&left["open"], &left["held"], &left["stopped"]), (&json!(1), &json!(2), &json!(0)));
-    let entered = draining["phases"].as_array().unwrap().last().unwrap();
+    let entered = draining["phases"].as_array().and_then(|all| all.last()).expect("it has begun");
     assert_eq!(entered["phase"], "drain", "{draining}");
     assert!(left["until"].as_str() > entered["at"].as_str(), "{draining}");
     let (_, listed) = world.get("/deployments").await;

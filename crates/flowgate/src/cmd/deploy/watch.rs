@@ -211,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    fn deployment(phase: &str, progress: serde_json::Value) -> DeploymentItem {
+    fn deployment(phase: &str, progress: &serde_json::Value) -> DeploymentItem {
         let plan = json!({ "from": "a", "to": "b", "finishing": 6, "resuming": 4, "pinned": 1,
             "runs": [], "warnings": [] });
         serde_json::from_value(json!({
@@ -242,7 +242,7 @@ mod tests {
         ];
         for (phase, progress, expected) in rows {
             let expected = expected.map(|(text, share)| Left { text: text.to_owned(), share });
-            assert_eq!(left(&deployment(phase, progress)), expected, "{phase}");
+            assert_eq!(left(&deployment(phase, &progress)), expected, "{phase}");
         }
     }
 
