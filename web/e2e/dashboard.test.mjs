@@ -195,6 +195,97 @@ test("a flow is held in the page, every page says so, and it is let go", async (
   });
 });
 
+/** The flow that is deployed; its second step waits for a person, and its revisions differ in their last. */
+const staged = (last, extra = {}) => JSON.stringify({
+  flow: "staged",
+  steps: { first: {}, ask: { subscribes: ["step:first"], wait: { signal: "go", timeout: "1h" }, emits: ["gone"], ...extra }, last: { subscribes: ["gone"], ...last } },
+});
+const SMOKE = "strategy: blue-green\ndrain_timeout: 2s\nverify_timeout: 20s\nreplay_rate: unlimited\nsmoke_tests: [{ name: ends, input: {} }]\n";
+const phaseIs = (page, wanted) => page.locator(`h1[data-phase="${wanted}"]`).waitFor({ timeout: 60_000 });
+
+test("a deployment that is started elsewhere appears, and its phases pass without a reload", async () => {
+  const text = (last) => JSON.stringify({ flow: "shipped", steps: { first: {}, last: { subscribes: ["step:first"], ...last } } });
+  await instance.call("POST", "/flows", { text: text({}) });
+  await instance.settled(await instance.run("shipped"), "completed");
+  await visit("/deployments", async (page) => {
+    await page.getByText("Nothing was deployed yet").waitFor();
+    await page.evaluate(() => (window.sameDocument = true));
+    const begun = await instance.call("POST", "/flows/shipped/deployments", { text: text({ description: "mended" }), deploy: SMOKE.replace("ends", "ships"), author: "ada", note: "mended" });
+    const row = page.getByRole("row", { name: /shipped/ });
+    await row.getByText("audit").waitFor({ timeout: 30_000 });
+    // The audit waits for as many runs as there were before.
+    await instance.run("shipped");
+    await row.getByText("by ada: mended").waitFor();
+    await row.getByText("completed").waitFor({ timeout: 30_000 });
+    await row.locator(`a[title="${begun.deployment_id}"]`).click();
+    await phaseIs(page, "completed");
+    const states = await page.locator(".phases [data-phase]").evaluateAll((all) => all.map((each) => `${each.dataset.phase} ${each.dataset.state}`));
+    assert.deepEqual(states, ["plan done", "drain done", "deploy done", "verify done", "resume done", "audit done"]);
+    await page.locator('[data-smoke="ships"][data-passed="true"]').waitFor();
+    await page.locator('[data-holds="true"]').waitFor();
+    await page.getByRole("table", { name: "before and after" }).getByText("Throughput").waitFor();
+    assert.equal(await page.evaluate(() => window.sameDocument), true, "the page was loaded again");
+    const [report] = await Promise.all([page.context().waitForEvent("page"), page.getByRole("link", { name: "Report" }).click()]);
+    await report.getByRole("heading", { name: "Deployment of shipped" }).waitFor();
+    const status = await report.locator(".status.good").evaluate((element) => getComputedStyle(element).backgroundColor);
+    assert.notEqual(status, "rgba(0, 0, 0, 0)", "the report has its style");
+  });
+});
+
+test("a deployment is planned and started in the page, holds what starts, and is rolled back by its button", async () => {
+  await instance.call("POST", "/flows", { text: staged({}) });
+  const waiting = await instance.run("staged");
+  await instance.settled(waiting, "waiting");
+  await visit("/deployments?flow=staged&new=1", async (page) => {
+    const dialog = page.getByRole("dialog");
+    const file = dialog.getByLabel(/^Flow file/);
+    await until("the active revision is there to be changed", async () => (await file.inputValue()).includes('"staged"'));
+    await file.fill("steps: {}");
+    await dialog.getByText("does not name its flow").waitFor();
+    await file.fill(staged({ description: "changed" }));
+    await dialog.getByLabel("Drain timeout").fill("5m");
+    await dialog.getByLabel("Note").fill("a drill");
+    await dialog.getByRole("button", { name: "Show the plan" }).click();
+    await dialog.getByRole("row", { name: new RegExp(`${waiting.slice(0, 13)}.*ask`) }).waitFor();
+    assert.deepEqual((await instance.get("/deployments?flow=staged")).items, [], "a plan changes nothing");
+    await dialog.getByRole("button", { name: "Start the deployment" }).click();
+    await page.waitForURL(/\/deployments\/staged\/[0-9a-f]+$/);
+    await phaseIs(page, "drain");
+    await page.getByText("1 open run left").waitFor();
+    const held = [await instance.run("staged"), await instance.run("staged")];
+    assert.equal((await instance.get(`/runs/${held[0]}`)).status, "held");
+    await until("the page counts what is held", async () => (await page.locator('[data-count="Held"]').innerText()) === "2");
+    await page.getByRole("button", { name: "Roll back…" }).click();
+    const asking = page.getByRole("dialog");
+    await asking.getByLabel("Why").fill("changed my mind");
+    await asking.getByRole("button", { name: "Roll back", exact: true }).click();
+    await phaseIs(page, "rolled_back");
+    await page.locator(".why", { hasText: "somebody asked for it: changed my mind" }).waitFor();
+    await page.locator('.phases [data-phase="drain"][data-state="turned"]').waitFor();
+    await page.locator('[data-holds="true"]').waitFor();
+    assert.equal(await page.getByRole("button", { name: "Roll back…" }).count(), 0);
+    for (const run of held) await instance.settled(run, "waiting");
+  });
+  await visit("/", (page) => page.locator(".band").waitFor());
+});
+
+test("a revision that fails its smoke test is rolled back, and the page says why", async () => {
+  const begun = await instance.call("POST", "/flows/shipped/deployments", {
+    text: JSON.stringify({ flow: "shipped", steps: { first: {}, last: { subscribes: ["step:first"], wait: { signal: "never", timeout: "1ms" } } } }), deploy: SMOKE.replace("ends", "ships"),
+  });
+  await visit(`/deployments/shipped/${begun.deployment_id}`, async (page) => {
+    await phaseIs(page, "rolled_back");
+    await page.locator(".why", { hasText: "smoke tests failed: ships" }).waitFor();
+    const smoke = page.locator('[data-smoke="ships"][data-passed="false"]');
+    await smoke.getByText(/status: wanted completed, found failed/).waitFor();
+    await smoke.getByRole("link").click();
+    await hasStatus(page, "failed");
+  });
+  await visit("/deployments/shipped/nothing", async (page) => {
+    await page.locator(".problem", { hasText: "has no deployment" }).waitFor();
+  }, { expected: /status of 404/ });
+});
+
 test("each of six causes of being stuck is explained where one looks first", async () => {
   await instance.call("PATCH", "/queues/mail", { paused: true });
   const rows = [
@@ -363,11 +454,15 @@ test("texts that try to be code are shown as texts in every field", async () => 
   await instance.settled(waiting, "waiting");
   await instance.call("POST", `/runs/${waiting}/signal`, { signal: XSS[0].replaceAll(/[^a-z]/g, ""), data: { note: XSS } }).catch(() => null);
   await instance.call("POST", `/runs/${waiting}/cancel`, { reason: XSS.join(" ") });
+  const changed = JSON.parse(files["evil.json"]);
+  changed.steps.first.description = XSS[3];
+  await instance.call("POST", "/flows/evil/deployments", { text: JSON.stringify(changed), author: XSS[0], note: XSS.join(" "), deploy: JSON.stringify({ smoke_tests: [{ name: "evil", input: { note: XSS[2] } }] }) });
+  await until("it was rolled back", async () => (await instance.get("/flows/evil/deployments/latest")).ended_at);
   const pages = [
     "/", "/runs", `/runs?search=${encodeURIComponent(XSS[0])}`, `/runs?tag=${encodeURIComponent(`note=${XSS[1]}`)}`,
     `/runs/${run}`, `/runs/${run}?tab=logs`, `/runs/${run}?tab=data`, `/runs/${run}?step=first`, `/runs/${run}?step=second`,
     `/runs/${waiting}`, "/flows", "/flows/evil", "/flows/evil?tab=file", "/flows/evil?start=1", "/schedules", "/schedules/evil%2Fnightly",
-    "/dead", "/dead?view=list", "/hold", "/queues", "/subscribers", "/instances",
+    "/dead", "/dead?view=list", "/hold", "/queues", "/subscribers", "/instances", "/deployments", "/deployments/evil/latest", "/deployments?flow=evil&new=1",
     `/flows/${encodeURIComponent(XSS[1])}`, `/runs?flow=${encodeURIComponent(XSS[0])}&since=${encodeURIComponent(XSS[1])}`,
   ];
   for (const path of pages) {
@@ -392,11 +487,13 @@ test("every page is drawn light and dark, wide and narrow, without a scroll bar 
   const failed = (await instance.get("/runs?status=failed&limit=1")).items[0].run_id;
   const waiting = (await instance.get("/runs?status=waiting&limit=1")).items[0].run_id;
   const done = (await instance.get("/runs?flow=order&limit=1")).items[0].run_id;
+  const deployed = (await instance.get("/deployments?flow=shipped")).items;
   const pages = {
     overview: "/", runs: "/runs", "run-failed": `/runs/${failed}`, "run-waiting": `/runs/${waiting}`, "run-completed": `/runs/${done}`,
     "run-logs": `/runs/${done}?tab=logs`, "run-data": `/runs/${done}?tab=data`, flows: "/flows", flow: "/flows/order", "flow-start": "/flows/order?start=1",
     schedules: "/schedules", schedule: "/schedules/evil%2Fnightly", hold: "/hold", queues: "/queues", dead: "/dead", "dead-list": "/dead?view=list",
     subscribers: "/subscribers", instances: "/instances", deployments: "/deployments",
+    "deployment-good": `/deployments/shipped/${deployed.at(-1).deployment_id}`, "deployment-back": "/deployments/shipped/latest", "deployment-new": "/deployments?flow=order&new=1",
   };
   for (const theme of ["light", "dark"]) {
     for (const width of [1280, 400]) {

@@ -8,6 +8,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { XSS, iso, make } from "./data.mjs";
+import { checkpoints, deploymentItems, deploymentRoute, deployments, openDeployments } from "./deployments.mjs";
 import { attemptsOf, detailOf, eventsOf, logsOf, stepsOf, whyOf } from "./runs.mjs";
 
 const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'";
@@ -25,6 +26,7 @@ export function start(port, folder, options = {}) {
   const live = new Set();
   const streams = new Map();
   const context = { world, live, streams, queues: queues(world), gates: gates(world), schedules: schedules(world), dead: new Set() };
+  context.deployments = deployments(world);
   const ticker = setInterval(() => move(context), 1_500);
   const beat = setInterval(() => {
     for (const client of live) client.write(`event: tick\ndata: ${JSON.stringify({ now: iso(Date.now()) })}\n\n`);
@@ -103,9 +105,14 @@ function route(context, method, path, query, body, request, response) {
       return stream(response, context.live);
     case "flows":
       if (verb === "gate") return gateRoute(context, method, name, body);
+      if (verb === "deployments") return deploymentRoute(context, method, path.slice(1), body, query, response);
       return flows(context, name, verb, query);
     case "gates":
       return { items: [...context.gates.values()].map((gate) => gateOf(context, gate)) };
+    case "deployments":
+      return { items: deploymentItems(context, query.get("flow")) };
+    case "checkpoints":
+      return { items: checkpoints(context, query.get("flow")) };
     case "schedules":
       return schedulesRoute(context, method, name, verb, query, body);
     case "queues":
@@ -136,7 +143,8 @@ function stream(response, set) {
 const counts = (runs) => Object.fromEntries(["held", "running", "waiting", "completed", "failed", "cancelled"].map((status) => [status, runs.filter((run) => run.status === status).length]));
 const isOpen = (run) => ["held", "running", "waiting"].includes(run.status);
 
-function overview({ world, queues: all, schedules: due }) {
+function overview(context) {
+  const { world, queues: all, schedules: due } = context;
   const now = Date.now();
   const minutes = Array.from({ length: 60 }, (_, place) => {
     const at = Math.floor(now / 60e3) * 60e3 - (59 - place) * 60e3;
@@ -153,7 +161,7 @@ function overview({ world, queues: all, schedules: due }) {
     now: iso(now), version: "0.1.0", store: "sqlite", instance: "web-1-a41c", runs: counts(world.runs), minutes, stuck, stuck_total: open.length,
     failures: world.runs.filter((run) => run.status === "failed").slice(0, 5), dead: world.runs.filter((run) => run.status === "failed").length,
     queues: all, leader: leader(world).leader, instances: world.empty ? [] : instances(world),
-    schedules: due.slice(0, 5).map((each) => ({ name: each.name, flow: each.flow, next_at: each.next_at, paused: each.paused })), deployment: null,
+    schedules: due.slice(0, 5).map((each) => ({ name: each.name, flow: each.flow, next_at: each.next_at, paused: each.paused })), deployments: openDeployments(context),
   };
 }
 

@@ -9,9 +9,14 @@ import { start } from "./server.mjs";
 const folder = fileURLToPath(new URL("../dist", import.meta.url));
 const shots = fileURLToPath(new URL("../shots", import.meta.url));
 mkdirSync(shots, { recursive: true });
-const { server, world } = await start(0, folder);
+const { server, world, context } = await start(0, folder);
 const base = `http://127.0.0.1:${server.address().port}`;
 const byCause = (cause) => world.runs.find((run) => world.why.get(run.run_id)?.(run)[0].cause === cause).run_id;
+
+const deployment = (phase, flow) => {
+  const found = context.deployments.find((each) => each.item.phase === phase && (!flow || each.item.flow === flow));
+  return `/deployments/${found.item.flow}/${found.item.deployment_id}`;
+};
 
 const pages = {
   overview: "/",
@@ -39,6 +44,13 @@ const pages = {
   subscribers: "/subscribers?subscriber=billing",
   instances: "/instances",
   deployments: "/deployments",
+  "deployment-open": deployment("resume"),
+  "deployment-drain": deployment("drain"),
+  "deployment-good": deployment("completed"),
+  "deployment-back": deployment("rolled_back"),
+  "deployment-loss": deployment("completed", "heartbeat"),
+  "deployment-evil": deployment("rolled_back", "x.script-img"),
+  "deployment-new": "/deployments?flow=order&new=1",
   missing: "/runs/doesnotexist",
 };
 

@@ -13,6 +13,7 @@ import { Dialog } from "./ui/dialog";
 import { Icon, Mark, type IconName } from "./ui/icons";
 import { Toasts } from "./ui/toast";
 import { DeadPage } from "./pages/dead";
+import { DeploymentPage } from "./pages/deployment";
 import { DeploymentsPage } from "./pages/deployments";
 import { FlowPage } from "./pages/flow";
 import { FlowsPage } from "./pages/flows";
@@ -159,6 +160,8 @@ function Content({ route }: { route: Route }) {
       return <InstancesPage />;
     case "deployments":
       return <DeploymentsPage />;
+    case "deployment":
+      return <DeploymentPage key={`${route.flow}/${route.deployment}`} flow={route.flow} deployment={route.deployment} />;
     case "missing":
       return <MissingPage />;
   }
@@ -172,6 +175,8 @@ function titleOf(route: Route): string {
       return route.flow;
     case "schedule":
       return route.name;
+    case "deployment":
+      return `Deployment of ${route.flow}`;
     case "dead":
       return "Dead letters";
     case "missing":

@@ -9,6 +9,7 @@ import "./styles/overlays.css";
 import "./styles/tables.css";
 import "./styles/run.css";
 import "./styles/pages.css";
+import "./styles/deployments.css";
 
 applyTheme(storedTheme());
 takeOverLinks();

@@ -34,6 +34,7 @@ mod checkpoints;
 mod conservation;
 mod driver;
 mod look;
+mod progress;
 pub(crate) mod refused;
 mod shadow;
 
@@ -41,6 +42,7 @@ pub use canary::canary_figures;
 pub use checkpoints::find_checkpoint;
 pub(crate) use checkpoints::stopped_by;
 pub(crate) use driver::drive;
+pub use progress::{DeployProgress, deployment_progress, open_deployments};
 
 /// The topic by which the leader is told of deployments.
 pub(crate) const TOPIC: &str = "deploys";

@@ -26,6 +26,7 @@ pub(crate) struct InFlight {
 pub(crate) struct Entry {
     /// Its latest record that this instance knows.
     pub(crate) run: Arc<Run>,
+    /// The revision that it is pinned to as far as this instance knows.
     pub(crate) flow: Arc<LoadedFlow>,
     /// Attempts that hold a lease as far as this instance knows.
     pub(crate) attempts: Vec<Arc<Attempt>>,

@@ -75,8 +75,9 @@ pub use dead_messages::{
 pub use debounce::{Debounced, StartDebounce, find as find_debounced};
 pub use degradation::{Bounds, Degradation, DegradationConfig};
 pub use deploys::{
-    Ask, Checkpoint, CheckpointState, CheckpointStep, DeployPlan, DeployRequest, canary_figures,
-    checkpoints, deployment_report, deployments, find_checkpoint, find_deployment,
+    Ask, Checkpoint, CheckpointState, CheckpointStep, DeployPlan, DeployProgress, DeployRequest,
+    canary_figures, checkpoints, deployment_progress, deployment_report, deployments,
+    find_checkpoint, find_deployment, open_deployments,
 };
 pub use error::{EngineError, FlowError};
 pub use executor::http::guard::{PrivateTarget, PrivateTargetError, PrivateTargets, Resolver};

@@ -33,8 +33,9 @@ pub(crate) async fn guard(State(host): State<Host>, mut request: Request, next: 
         Err(error) => error.into_response(),
     };
     let headers = response.headers_mut();
-    let fixed: [(HeaderName, &str); 5] = [
-        (header::CONTENT_SECURITY_POLICY, CSP),
+    // A page that is complete in itself has a policy of its own.
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(CSP));
+    let fixed: [(HeaderName, &str); 4] = [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),

@@ -105,7 +105,8 @@ impl Reach {
         }
     }
 
-    fn server(app: &App, server: &str) -> Result<Self, Failure> {
+    /// A way to the server at this address.
+    pub(crate) fn server(app: &App, server: &str) -> Result<Self, Failure> {
         let http = Http {
             client: client(reqwest::Client::builder())?,
             origin: server.trim_end_matches('/').to_owned(),

@@ -16,6 +16,7 @@ export type Route =
   | { page: "subscribers" }
   | { page: "instances" }
   | { page: "deployments" }
+  | { page: "deployment"; flow: string; deployment: string }
   | { page: "missing" };
 
 function decoded(segment: string): string {
@@ -28,9 +29,13 @@ function decoded(segment: string): string {
 
 export function routeOf(path: string): Route {
   const segments = path.split("/").filter((segment) => segment !== "").map(decoded);
-  const [first, second, ...more] = segments;
+  const [first, second, third, ...more] = segments;
   if (first === undefined) return { page: "overview" };
   if (more.length > 0) return { page: "missing" };
+  if (third !== undefined) {
+    const isDeployment = first === "deployments" && second !== undefined;
+    return isDeployment ? { page: "deployment", flow: second, deployment: third } : { page: "missing" };
+  }
   if (second !== undefined) {
     switch (first) {
       case "runs":

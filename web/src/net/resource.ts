@@ -15,11 +15,11 @@ export interface Resource<T> {
 }
 
 export interface ResourceOptions {
-  /** Load again so often, in milliseconds; at least 5,000. */
-  every?: number;
+  /** Load again so often, in milliseconds; at least 1,000, and that only while something is awaited. */
+  every?: number | undefined;
 }
 
-const EVERY_MIN = 5_000;
+const EVERY_MIN = 1_000;
 
 export function useResource<T>(path: string | null, options: ResourceOptions = {}): Resource<T> {
   const [state, setState] = useState<{ path: string | null; data: T | null; error: Error | null }>({

@@ -261,7 +261,7 @@ export interface Overview {
   leader: TermItem | null;
   instances: InstanceItem[];
   schedules: { name: string; flow: string; next_at: string | null; paused: boolean }[];
-  deployment: Json;
+  deployments: { deployment_id: string; flow: string; phase: string; began_at: string }[];
 }
 
 export interface FlowItem {
@@ -418,4 +418,93 @@ export interface Doctor {
 export interface LiveRuns {
   runs: { run_id: string; flow: string; status: RunStatus; type: string; at: string }[];
   missed: number;
+}
+
+export interface DeployPlan {
+  from: string;
+  to: string;
+  finishing: number;
+  resuming: number;
+  pinned: number;
+  /** The first of them. */
+  runs: { run_id: string; at: string[]; fate: string; steps: string[]; reason: string | null }[];
+  warnings: string[];
+}
+
+export interface DeploymentItem {
+  deployment_id: string;
+  flow: string;
+  from: string;
+  to: string;
+  strategy: string;
+  phase: string;
+  phases: { phase: string; at: string }[];
+  author: string | null;
+  note: string | null;
+  driver: string | null;
+  began_at: string;
+  ended_at: string | null;
+  verdict: string | null;
+  rollback: string | null;
+  smoke: { name: string; passed: boolean; mismatches: string[] }[];
+  held: number;
+  released: number;
+  checkpointed: number;
+  plan: DeployPlan;
+  /** What is left to do, while it is under way and one is looked at alone. */
+  progress?: DeployProgress | null;
+}
+
+export interface DeployProgress {
+  open: number;
+  held: number;
+  stopped: number;
+  /** When what the phase waits for is over, at the latest. */
+  until: string | null;
+}
+
+export interface Figures {
+  count: number;
+  failed: number;
+  throughput_per_minute: number;
+  error_rate: number;
+  latency_avg_ms: number;
+  latency_p50_ms: number;
+  latency_p99_ms: number;
+}
+
+export interface RunList {
+  count: number;
+  runs: string[];
+}
+
+export interface Conservation {
+  received: number;
+  finished: number;
+  running: number;
+  held: number;
+  refused: number;
+  lost?: RunList;
+  doubled?: RunList;
+  unknown?: RunList;
+}
+
+export interface DeployReport {
+  before?: Figures;
+  after?: Figures;
+  counts: { held: number; released: number; cancelled_held: number; checkpointed: number; pinned: number };
+  conservation?: Conservation;
+  smoke?: { name: string; run_id?: string; mismatches?: { path: string; wanted: string; found: string }[] }[];
+  alerts?: string[];
+}
+
+export interface CheckpointItem {
+  run_id: string;
+  flow: string;
+  deployment_id: string;
+  from: string;
+  steps: { step: string; stage: string; idempotency_key: string }[];
+  state: string;
+  created_at: string;
+  expires_at: string;
 }

@@ -52,6 +52,7 @@ export function FlowPage({ flow }: { flow: string }) {
         </div>
         <div class="actions">
           <a class="button plain" href={href(["runs"], { flow })}>Runs</a>
+          <a class="button plain" href={href(["deployments"], { flow })}>Deployments</a>
           {gate.data ? <GateButton gate={gate.data} forbidden={ungated} onClick={() => setGating(true)} /> : null}
           <Button kind="primary" disabled={forbidden !== undefined} title={forbidden} onClick={() => setStarting(true)}>Start a run…</Button>
         </div>

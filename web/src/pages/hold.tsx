@@ -73,7 +73,7 @@ function Why({ gate }: { gate: GateItem }) {
   return (
     <span>
       {gate.reason ? <Clipped text={gate.reason} /> : <span class="faint">–</span>}
-      {gate.deployment ? <span class="muted"> deployment <code>{gate.deployment}</code></span> : null}
+      {gate.deployment ? <span class="muted"> deployment <a class="id" href={href(["deployments", gate.flow, gate.deployment])}>{gate.deployment}</a></span> : null}
       {gate.deadline ? <span class="muted"> lets go <Ago at={gate.deadline} /></span> : null}
       {gate.state === "replaying" && gate.replay_rate ? <span class="muted"> {gate.replay_rate} a second</span> : null}
     </span>

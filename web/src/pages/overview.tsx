@@ -20,6 +20,12 @@ export function OverviewPage() {
       <PageHead title="Overview" about={<>{data.store} store, seen from <code>{data.instance ?? "this instance"}</code></>} />
       {error ? <Problem error={error} retry={reload} /> : null}
       {total === 0 ? <FirstRun /> : null}
+      {data.deployments.map((each) => (
+        <a key={each.deployment_id} class="notice" href={href(["deployments", each.flow, each.deployment_id])}>
+          <Glyph state={each.phase} /> <span><strong>{each.flow}</strong> is being deployed: {each.phase.replaceAll("_", " ")}</span>
+          <span class="push faint"><Ago at={each.began_at} /></span>
+        </a>
+      ))}
       <StatusBand overview={data} />
       <LastHour overview={data} />
       <div class="columns">

@@ -54,6 +54,8 @@ export function ActionDialog(props: {
   children?: ComponentChildren;
   disabled?: boolean;
   wide?: boolean;
+  /** It stays open after it was done: something comes next. */
+  stays?: boolean;
   act: () => Promise<void>;
   onClose: () => void;
 }) {
@@ -66,7 +68,8 @@ export function ActionDialog(props: {
     setError(null);
     try {
       await props.act();
-      props.onClose();
+      if (props.stays) setBusy(false);
+      else props.onClose();
     } catch (failed) {
       setError(failed as Error);
       setBusy(false);

@@ -13,6 +13,14 @@ export function toneOf(state: string): Tone {
       return "held";
     case "running":
     case "replaying":
+    case "now":
+    case "plan":
+    case "drain":
+    case "deploy":
+    case "verify":
+    case "resume":
+    case "audit":
+    case "resumes":
       return "running";
     case "waiting":
     case "retried":
@@ -24,6 +32,9 @@ export function toneOf(state: string): Tone {
     case "stopping":
     case "parked":
     case "paused":
+    case "alerting":
+    case "rolling_back":
+    case "pinned":
       return "waiting";
     case "completed":
     case "succeeded":
@@ -34,6 +45,11 @@ export function toneOf(state: string): Tone {
     case "leads":
     case "ok":
     case "carried":
+    case "good":
+    case "done":
+    case "passed":
+    case "resumed":
+    case "finishes":
       return "good";
     case "failed":
     case "missed":
@@ -42,6 +58,8 @@ export function toneOf(state: string): Tone {
     case "error":
     case "expired":
     case "timed_out":
+    case "rolled_back":
+    case "turned":
       return "bad";
     case "cancelled":
     case "skipped":
@@ -100,6 +118,7 @@ const SHAPES: Record<string, ComponentChildren> = {
     </>
   ),
   skipped: <path d="M3 8h10" />,
+  resumes: <path d="M2.500 8h10M8.800 4.300L12.500 8l-3.700 3.700" />,
   retried: (
     <>
       <path d="M13 8a5 5 0 1 1-1.500-3.600" />

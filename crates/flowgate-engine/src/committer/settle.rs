@@ -53,7 +53,10 @@ impl Committer {
                     for item in items {
                         self.applied(entry, item, &sent.record);
                     }
-                    self.hand_off(entry, handed_off, now);
+                    // What was leased on a revision that the run has left was taken from it again.
+                    if sent.record.revision == entry.flow.flow.revision {
+                        self.hand_off(entry, handed_off, now);
+                    }
                     self.go_on(&mut runs, run_id);
                 }
                 (SentOrigin::Reports(run_id, items), CommitOutcome::Refused(refusal)) => {

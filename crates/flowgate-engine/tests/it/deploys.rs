@@ -251,6 +251,36 @@ async fn t3_a_slow_step_is_checkpointed_and_resumes_where_it_was(stores: Vec<Arc
     shut_down(scene.engines).await;
 }
 
+async fn a_run_that_was_moved_while_its_attempt_is_held_up_follows_the_new_revision(
+    stores: Vec<Arc<dyn Store>>,
+) {
+    let longer = format!("{}  tell: {{ subscribes: ['step:ship'] }}\n", NEW.trim_start());
+    let scene = Scene::new(stores).await;
+    *scene.floor.slow_from.lock() = Some(0);
+    let mut runs = Vec::new();
+    for n in 0..4 {
+        runs.push(scene.start(n).await);
+    }
+    let wait = async || scene.floor.waiting.load(Ordering::SeqCst) == 4;
+    eventually("the steps are under way", wait).await;
+    let settings = FAST.replace("drain_timeout: 5s", "drain_timeout: 100ms");
+    let deployment = scene.deploy(&longer, &settings).await;
+    let ended = scene.ended(&deployment).await;
+    assert_eq!((ended.phase, ended.counts.checkpointed), (Phase::Completed, 4), "{ended:?}");
+    // The attempts that were given up are still there: their instances know the old revision too.
+    scene.check(&runs, &[&scene.old, &Flow::parse(&longer).unwrap()]).await;
+    for run_id in &runs {
+        let log = whole_log(&**scene.engine().store(), *run_id).await.unwrap();
+        let told = log
+            .iter()
+            .filter(|stored| stored.event.step().is_some_and(|step| **step == *"tell"))
+            .count();
+        assert!(told > 0, "`tell` is a step of the new revision: {log:#?}");
+    }
+    scene.floor.let_go.notify_waiters();
+    shut_down(scene.engines).await;
+}
+
 async fn t4_the_new_revision_takes_over_without_an_error(stores: Vec<Arc<dyn Store>>) {
     let scene = Scene::new(stores).await;
     let new = Flow::parse(NEW).unwrap();
@@ -503,6 +533,7 @@ pub(crate) use on_every_store;
 on_every_store!(
     t2_a_hundred_messages_with_a_drain_after_fifty_all_come_out,
     t3_a_slow_step_is_checkpointed_and_resumes_where_it_was,
+    a_run_that_was_moved_while_its_attempt_is_held_up_follows_the_new_revision,
     t4_the_new_revision_takes_over_without_an_error,
     t5_a_broken_revision_is_found_and_the_old_one_goes_on,
     t7_the_report_says_what_changed,

@@ -23,6 +23,10 @@ mod ops;
 /// Bytes of a flow file and a deploy file.
 const TEXT_BYTES_MAX: usize = 2 << 20;
 
+/// The page of a report has its style in it, and nothing that could do anything.
+const REPORT_CSP: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; \
+                          base-uri 'none'; form-action 'none'; sandbox";
+
 pub(super) fn add(routes: Routes) -> Routes {
     routes
         .add(Scope::Read, routes!(list))
@@ -169,7 +173,8 @@ async fn report(
             typed("text/plain; charset=utf-8", report().await?.to_text()).into_response()
         }
         Some("html") => {
-            typed("text/html; charset=utf-8", report().await?.to_html()).into_response()
+            let page = typed("text/html; charset=utf-8", report().await?.to_html());
+            ([(header::CONTENT_SECURITY_POLICY, REPORT_CSP)], page).into_response()
         }
         Some(_) => return Err(invalid("format", "it is `json`, `text` or `html`")),
     })

@@ -3,7 +3,7 @@
 use flowgate_core::deploy::machine::CanarySeen;
 use flowgate_core::deploy::{Deployment, Plan, Settings, Shadow, ShadowPlan, Strategy};
 use flowgate_core::ids::RunId;
-use flowgate_engine::{Checkpoint, DeployPlan};
+use flowgate_engine::{Checkpoint, DeployPlan, DeployProgress};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -140,6 +140,23 @@ pub struct DeploymentItem {
     pub checkpointed: u64,
     /// What was planned.
     pub plan: PlanItem,
+    /// What is left to do, where one deployment is asked for that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<ProgressItem>,
+}
+
+/// What a deployment has left to do.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ProgressItem {
+    /// Runs that are open on the old revision and are not stopped.
+    pub open: u64,
+    /// Runs that are held.
+    pub held: u64,
+    /// Runs that are stopped and have not gone on.
+    pub stopped: u64,
+    /// When what the phase waits for is over, at the latest.
+    #[schema(format = DateTime)]
+    pub until: Option<String>,
 }
 
 /// How a canary does.
@@ -370,6 +387,7 @@ impl From<&Deployment> for DeploymentItem {
             released: deployment.counts.released,
             checkpointed: deployment.counts.checkpointed,
             plan: PlanItem::of(&deployment.from, &deployment.to, &deployment.plan),
+            progress: None,
         }
     }
 }
@@ -388,6 +406,13 @@ fn canary(deployment: &Deployment) -> Option<CanaryItem> {
         failed_old: old.failed,
         is_promoted: deployment.is_promoted,
     })
+}
+
+impl From<DeployProgress> for ProgressItem {
+    fn from(progress: DeployProgress) -> Self {
+        let DeployProgress { open, held, stopped, until } = progress;
+        Self { open, held, stopped, until: until.map(|at| at.to_string()) }
+    }
 }
 
 impl From<&Checkpoint> for CheckpointItem {

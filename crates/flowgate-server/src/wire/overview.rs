@@ -44,9 +44,22 @@ pub struct Overview {
     pub instances: Vec<InstanceItem>,
     /// The schedules that are due next; five of them.
     pub schedules: Vec<NextSchedule>,
-    /// The deployment that goes on.
-    #[schema(value_type = Option<Object>)]
-    pub deployment: Option<serde_json::Value>,
+    /// The deployments that are under way.
+    pub deployments: Vec<OpenDeployment>,
+}
+
+/// A deployment that is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OpenDeployment {
+    /// Its id.
+    pub deployment_id: String,
+    /// The flow.
+    pub flow: String,
+    /// Where it stands.
+    pub phase: String,
+    /// When it began.
+    #[schema(format = DateTime)]
+    pub began_at: String,
 }
 
 /// What happened in a minute.

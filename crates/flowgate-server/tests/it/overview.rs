@@ -29,8 +29,8 @@ async fn everything_is_told_at_a_glance() {
     assert_eq!(told["failures"][0]["failure"]["message"], "it is broken");
     assert_eq!((&told["dead"], &told["store"]), (&json!(1), &json!("memory")));
     assert_eq!(
-        (&told["deployment"], told["schedules"].as_array().unwrap().len()),
-        (&json!(null), 0)
+        (&told["deployments"], told["schedules"].as_array().unwrap().len()),
+        (&json!([]), 0)
     );
     world.start("one").await;
     let (_, again) = world.get("/overview").await;

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use self::child::{Child, Told};
 use self::judge::Judge;
+use self::redeploy::Shown;
 use self::screen::Screen;
 use super::App;
 use crate::clock;
@@ -26,6 +27,7 @@ mod child;
 pub(crate) mod instance;
 mod judge;
 mod load;
+mod redeploy;
 mod screen;
 
 /// The flows, in the order in which they are shown.
@@ -54,18 +56,26 @@ With --crash the process that owns the store, executes the steps and serves the 
 killed with SIGKILL while runs are under way and started again, and it is checked that each of \
 them ended once. Exit code 1 if one did not.
 
+With --redeploy orders come in all the time while a new revision of their flow is deployed, with a \
+smoke test and without a stop, and then a broken one, which is rolled back. It prints both reports, \
+counts what became of every order, and ends. Exit code 1 if one was lost or doubled.
+
 Examples:
   flowgate demo
   flowgate demo --crash
+  flowgate demo --redeploy
   flowgate demo --for 30s --json")]
 pub(crate) struct Args {
     /// Kill the process that does the work, again and again, and show that nothing is lost
     #[arg(long)]
     crash: bool,
+    /// Replace a flow under load, try a broken revision, and show that nothing is lost
+    #[arg(long, conflicts_with = "crash")]
+    redeploy: bool,
     /// Leave the folder with the store behind
     #[arg(long)]
     keep: bool,
-    /// End by itself this long after it is ready, such as 30s
+    /// End by itself this long after it is ready, such as 30s; with --redeploy not before it is done
     #[arg(long = "for", value_name = "SPAN")]
     span: Option<Span>,
     /// Serve the dashboard here [default: 127.0.0.1:7420, or a free port where that is taken]
@@ -139,14 +149,21 @@ impl Demo<'_> {
     async fn show(&self, stop: &mut Stop) -> Outcome {
         let mut judge = Judge::new(&self.database);
         let mut child = Child::start(self)?;
-        let outcome = self.work(stop, &mut child, &mut judge).await;
+        let outcome = if self.args.redeploy {
+            self.redeploy(stop, &mut child, &mut judge).await
+        } else {
+            self.work(stop, &mut child, &mut judge).await.map(|()| Shown::Part)
+        };
         self.app.output.note("stopping");
         tokio::select! {
             () = child.stop(&mut judge) => {}
             _ = stop.next() => child.kill().await,
         }
-        outcome?;
-        self.conclude(&judge).await
+        match outcome? {
+            Shown::Part => self.conclude(&judge).await,
+            Shown::Whole(verdict) if verdict.is_good() => Ok(Exit::Done),
+            Shown::Whole(verdict) => Err(broken(&verdict.violations)),
+        }
     }
 
     /// Shows what happens until the user or the clock ends it.

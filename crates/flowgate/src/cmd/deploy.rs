@@ -1,7 +1,6 @@
 //! `flowgate deploy`.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Subcommand;
 use flowgate_core::flow::Flow;
@@ -10,17 +9,15 @@ use flowgate_server::wire::deployments::{
     CanaryItem, DeploymentItem, NewDeployment, PlanItem, ReportItem, RollbackNote, ShadowItem,
     ShadowPlanItem, ShadowResultItem,
 };
-use tokio::time::MissedTickBehavior;
 
 use super::App;
 use crate::failure::{Exit, Failure, Outcome};
 use crate::output::{Cell, Table, short};
 use crate::reach::{Reach, segment};
 
-/// How often a deployment is looked at while somebody watches it.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// The phases of a deployment that goes well.
-const PHASES: [&str; 6] = ["plan", "drain", "deploy", "verify", "resume", "audit"];
+use self::watch::{Watched, bar, watch};
+
+pub(super) mod watch;
 
 /// Replaces a live flow.
 #[derive(Debug, clap::Args)]
@@ -263,49 +260,27 @@ pub(super) async fn start(app: &App, new: New, is_watched: bool) -> Outcome {
     let reach = Reach::write(app).await?;
     let path = format!("/flows/{}/deployments", segment(&flow));
     let begun: Result<DeploymentItem, Failure> = reach.post(&path, &body).await;
-    let ended = match begun {
+    let seen = match begun {
         Ok(begun) if is_watched && reach.is_worked_on => watch(app, &reach, begun).await,
         other => {
             note_idle(app, &reach);
-            other
+            other.map(unwatched)
         }
     };
-    let deployment = reach.finish(ended).await?;
-    tell(app, &deployment)
+    let Watched { deployment, stopped } = reach.finish(seen).await?;
+    let outcome = tell(app, &deployment)?;
+    Ok(stopped.unwrap_or(outcome))
+}
+
+/// A deployment that nobody watches.
+fn unwatched(deployment: DeploymentItem) -> Watched {
+    Watched { deployment, stopped: None }
 }
 
 fn note_idle(app: &App, reach: &Reach) {
     if !reach.is_worked_on {
         app.output.note("no instance works on the store; the deployment goes on when one does");
     }
-}
-
-/// Looks at a deployment until it has ended, and tells of its phases.
-async fn watch(app: &App, reach: &Reach, begun: DeploymentItem) -> Result<DeploymentItem, Failure> {
-    let (flow, id) = (segment(&begun.flow), segment(&begun.deployment_id));
-    let path = format!("/flows/{flow}/deployments/{id}");
-    let mut ticks = tokio::time::interval(LOOK_EVERY);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut deployment = begun;
-    let mut told = 0;
-    loop {
-        for entered in deployment.phases.iter().skip(told) {
-            app.output.note(format_args!("{}", bar(&entered.phase)));
-        }
-        told = deployment.phases.len();
-        if deployment.ended_at.is_some() {
-            return Ok(deployment);
-        }
-        ticks.tick().await;
-        deployment = reach.get(&path, &[]).await?;
-    }
-}
-
-/// How far a deployment is: `[###···] drain`.
-fn bar(phase: &str) -> String {
-    let done = PHASES.iter().position(|name| *name == phase);
-    let done = done.map_or(if phase == "completed" { PHASES.len() } else { 0 }, |at| at + 1);
-    format!("[{}{}] {phase}", "#".repeat(done), "·".repeat(PHASES.len() - done))
 }
 
 fn tell(app: &App, deployment: &DeploymentItem) -> Outcome {
@@ -436,13 +411,14 @@ pub(super) async fn roll_back(
     let reach = Reach::write(app).await?;
     let path = format!("/flows/{}/deployments/latest/rollback", segment(flow));
     let asked: Result<DeploymentItem, Failure> = reach.post(&path, &RollbackNote { note }).await;
-    let ended = match asked {
+    let seen = match asked {
         Ok(asked) if is_watched && reach.is_worked_on => watch(app, &reach, asked).await,
-        other => other,
+        other => other.map(unwatched),
     };
-    let deployment = reach.finish(ended).await?;
+    let Watched { deployment, stopped } = reach.finish(seen).await?;
+    tell(app, &deployment)?;
     // What was asked for is done.
-    tell(app, &deployment).map(|_| Exit::Done)
+    Ok(stopped.unwrap_or(Exit::Done))
 }
 
 async fn report(app: &App, args: &ReportArgs) -> Outcome {

@@ -83,3 +83,38 @@ fn a_demo_has_a_store_of_its_own_and_keeps_it_if_asked() {
     assert!(listed["total"].as_u64().unwrap() >= 1, "{listed}");
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+#[test]
+fn a_demo_replaces_a_flow_under_load_and_loses_and_doubles_nothing() {
+    let sandbox = Sandbox::new();
+    let (demo, address) = demo(&sandbox, &["--redeploy"]);
+    demo.stdout.wait_for("\"deployed\"");
+    let listed = ask(
+        address,
+        "GET /api/v1/deployments HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    );
+    let (status, listed) = listed.expect("it serves the dashboard meanwhile");
+    assert_eq!(status, 200);
+    assert!(listed.contains("every order gets an invoice"), "{listed}");
+    demo.stdout.wait_for("rolled_back");
+    demo.stdout.wait_for("\"counted\"");
+    let done = demo.end().exits(0);
+    let events = events(&done.stdout);
+    let deployed: Vec<&Value> =
+        events.iter().filter(|event| event["event"] == "deployed").collect();
+    let verdicts: Vec<&Value> = deployed.iter().map(|event| &event["report"]["verdict"]).collect();
+    assert_eq!(verdicts, ["good", "rolled_back"], "{events:#?}");
+    for event in &deployed {
+        assert!(event["deployment"]["held"].as_u64().unwrap() > 0, "nothing came in: {event:#}");
+    }
+    assert_eq!(deployed[1]["deployment"]["rollback"], "smoke tests failed: ships");
+    let counted = &find(&events, "counted")["verdict"];
+    let (sent, ended) = (counted["runs"].as_u64().unwrap(), counted["finished"].as_u64().unwrap());
+    assert!(sent > 100, "there was no load: {counted}");
+    assert_eq!(sent, ended, "{counted}");
+    assert_eq!((&counted["lost"], &counted["doubled"]), (&0.into(), &0.into()), "{counted}");
+    let held: u64 = deployed.iter().map(|e| e["deployment"]["held"].as_u64().unwrap()).sum();
+    println!("{sent} orders sent and ended, {held} of them held by two deployments");
+    let refused = sandbox.flowgate(&["demo", "--redeploy", "--crash"]).exits(2);
+    assert!(refused.stderr.contains("cannot be used with"), "{refused:?}");
+}

@@ -6,8 +6,8 @@ use flowgate_core::deploy::{DeployFile, Deployment, Report, Settings, ShadowRule
 use flowgate_core::flow::{Flow, FlowErrors};
 use flowgate_core::ids::is_identifier;
 use flowgate_engine::{
-    Ask, Checkpoint, DeployRequest, Engine, canary_figures, deployment_report, deployments,
-    find_checkpoint, find_deployment,
+    Ask, Checkpoint, DeployRequest, Engine, canary_figures, deployment_progress, deployment_report,
+    deployments, find_checkpoint, find_deployment,
 };
 use flowgate_store::Store;
 
@@ -80,7 +80,7 @@ pub(super) async fn find(
     })
 }
 
-/// Where a deployment stands, and how its canary does if it has one.
+/// Where a deployment stands, what it has left to do, and how its canary does if it has one.
 pub(super) async fn show(
     store: &dyn Store,
     flow: &str,
@@ -90,7 +90,8 @@ pub(super) async fn show(
     if let Some(seen) = canary_figures(store, &found).await? {
         found.canary = Some(seen);
     }
-    Ok(DeploymentItem::from(&found))
+    let progress = deployment_progress(store, &found).await?.map(Into::into);
+    Ok(DeploymentItem { progress, ..DeploymentItem::from(&found) })
 }
 
 /// What became of a deployment.

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use flowgate_core::deploy::Deployment;
 use flowgate_core::limits::PAGE_MAX;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
-use flowgate_engine::{DeadFilter, dead_letters, read_schedules};
+use flowgate_engine::{DeadFilter, dead_letters, open_deployments, read_schedules};
 use flowgate_store::{RunQuery, RunRow, Store};
 
 use crate::api::runs::ops::{item, why};
@@ -13,7 +14,7 @@ use crate::api::{flows, instances, queues, schedules};
 use crate::error::ApiError;
 use crate::host::Host;
 use crate::live::Counts;
-use crate::wire::overview::{Minute, NextSchedule, Overview, StuckRun};
+use crate::wire::overview::{Minute, NextSchedule, OpenDeployment, Overview, StuckRun};
 
 /// How old an open run is that is told of.
 const STUCK_AGE: Duration = Duration::from_mins(1);
@@ -58,13 +59,22 @@ pub(super) async fn overview(host: &Host) -> Result<Overview, ApiError> {
         leader: instances::ops::leader(store, 1).await?.leader,
         instances: instances::ops::instances(store, None).await?,
         schedules: next_schedules(store, now).await?,
-        deployment: None,
+        deployments: open_deployments(store).await?.iter().map(open_deployment).collect(),
     })
 }
 
 fn minute((at, counts): (Timestamp, Counts)) -> Minute {
     let Counts { started, completed, failed } = counts;
     Minute { at: at.to_string(), started, completed, failed }
+}
+
+fn open_deployment(deployment: &Deployment) -> OpenDeployment {
+    OpenDeployment {
+        deployment_id: deployment.deployment_id.to_string(),
+        flow: deployment.flow.to_string(),
+        phase: deployment.phase.to_string(),
+        began_at: deployment.began_at.to_string(),
+    }
 }
 
 /// Where an open run stands. One whose flow cannot be read is told of without a reason.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flowgate_core::ids::RunId;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
 use super::judge::Judge;
@@ -66,6 +66,7 @@ impl Child {
             .args(["--set", "retention.events=1h", "--set", "retention.runs=1h"])
             .arg("demo-instance")
             .args(demo.args.crash.then_some("--busy"))
+            .args(demo.args.redeploy.then_some("--steady"))
             .current_dir(&demo.folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -97,6 +98,14 @@ impl Child {
                 Ok(Line::Finished) => return Told::Finished,
                 Err(_) => {}
             }
+        }
+    }
+
+    /// Lets it start no more runs, and go on with those that there are.
+    pub(super) async fn rest(&mut self) {
+        if let Some(stdin) = &mut self.stdin {
+            // One that is gone starts nothing either.
+            drop(stdin.write_all(b"rest\n").await);
         }
     }
 

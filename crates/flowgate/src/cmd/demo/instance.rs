@@ -11,6 +11,7 @@ use flowgate_engine::{ContextError, HandlerError, StepContext, Workers};
 use flowgate_store::LogLevel;
 use serde_json::json;
 use tokio::io::AsyncReadExt;
+use tokio::sync::Notify;
 
 use super::child::Line;
 use super::{FLOWS, load};
@@ -20,17 +21,24 @@ use crate::flow_files::LoadedFlow;
 use crate::instance::{Instance, Work};
 use crate::monitor::Monitor;
 
+/// Under a steady load one of so many orders is looked at for this long.
+const SLOW_EVERY: u8 = 60;
+const SLOW: Duration = Duration::from_secs(5);
+
 /// Be the process that does the work of a demo.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Start more runs, and leave none waiting for a person
     #[arg(long)]
     busy: bool,
+    /// Start orders all the time, and nothing else, until a line comes in
+    #[arg(long)]
+    steady: bool,
 }
 
 pub(crate) async fn run(app: App, args: Args) -> Outcome {
     let monitor = Monitor::start(&app)?;
-    let instance = Instance::open_with(&app, Work::Everything, workers()).await?;
+    let instance = Instance::open_with(&app, Work::Everything, workers(args.steady)).await?;
     if let Some(monitor) = &monitor {
         monitor.work(instance.engine());
     }
@@ -42,6 +50,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     instance.register_all(&loaded).await?;
     app.output.json_line(&Line::Ready)?;
     let load = load::Load::new(instance.engine(), app.output, args.busy);
+    let rest = Notify::new();
+    let load =
+        async { if args.steady { load.run_steadily(&rest).await } else { load.run().await } };
     let tell = async {
         loop {
             // What is missed was shown by the figures.
@@ -54,9 +65,9 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         }
     };
     let outcome = tokio::select! {
-        () = closed() => Ok(Exit::Done),
+        () = closed(&rest) => Ok(Exit::Done),
         failure = tell => Err(failure),
-        failure = load.run() => Err(failure),
+        failure = load => Err(failure),
     };
     if let Some(monitor) = &monitor {
         monitor.stop();
@@ -65,18 +76,21 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
     outcome
 }
 
-/// Returns when nobody can say anything to this process any more.
-async fn closed() {
+/// Returns when nobody can say anything to this process any more. Whatever is said is that it should
+/// rest.
+async fn closed(rest: &Notify) {
     let mut stdin = tokio::io::stdin();
     let mut buffer = [0; 64];
-    while stdin.read(&mut buffer).await.is_ok_and(|count| count > 0) {}
+    while stdin.read(&mut buffer).await.is_ok_and(|count| count > 0) {
+        rest.notify_one();
+    }
 }
 
 /// The steps of all flows, by their names.
-fn workers() -> Workers {
+fn workers(is_steady: bool) -> Workers {
     let mut workers = Workers::new();
-    workers.register("demo", async |_: serde_json::Value, ctx: StepContext| {
-        tokio::time::sleep(takes(ctx.step())).await;
+    workers.register("demo", move |_: serde_json::Value, ctx: StepContext| async move {
+        tokio::time::sleep(if is_steady { takes_steadily(&ctx) } else { takes(ctx.step()) }).await;
         match (ctx.flow(), ctx.step()) {
             ("order", "receive") => {
                 ctx.log(LogLevel::Info, "three things to do, all at once");
@@ -98,6 +112,7 @@ fn workers() -> Workers {
                 ctx.state_set("parcel", &parcel)?;
                 ctx.emit("shipped", &json!({ "parcel": parcel }))?;
             }
+            ("order", "dispatch") => return Err(HandlerError::fatal("no carrier is set up")),
             ("expense", "submit") => emit_all(&ctx, &["approval.requested"])?,
             ("import", "fetch") => {
                 if fastrand::u8(0..5) < 2 {
@@ -116,6 +131,15 @@ fn workers() -> Workers {
 
 fn emit_all(ctx: &StepContext, events: &[&str]) -> Result<(), ContextError> {
     events.iter().try_for_each(|event| ctx.emit(event, &json!({ "by": ctx.step() })))
+}
+
+/// Short, so that many orders are handled at once; but some are looked at closely.
+fn takes_steadily(ctx: &StepContext) -> Duration {
+    // The first attempt alone: what was stopped and goes on has been looked at.
+    if ctx.step() == "check" && ctx.attempt() == 1 && fastrand::u8(0..SLOW_EVERY) == 0 {
+        return SLOW;
+    }
+    takes(ctx.step()) / 10
 }
 
 /// Long enough to be seen, short enough to be waited for.

@@ -15,6 +15,7 @@ use flowgate_store::{RunCursor, RunQuery, RunRow, Store, whole_log};
 use serde::Serialize;
 
 use super::FLOWS;
+use super::redeploy::revisions;
 use crate::failure::Failure;
 
 /// What is known of the runs of a demo.
@@ -22,7 +23,8 @@ pub(super) struct Judge {
     database: PathBuf,
     /// Starts that were acknowledged.
     accepted: BTreeSet<RunId>,
-    flows: BTreeMap<&'static str, Flow>,
+    /// Every revision of each flow.
+    flows: BTreeMap<&'static str, Vec<Flow>>,
 }
 
 /// How many runs of a flow there are.
@@ -60,8 +62,10 @@ impl Verdict {
 
 impl Judge {
     pub(super) fn new(database: &Path) -> Self {
-        let flow = |text| Flow::parse(text).expect("the flows of the demo are valid");
-        let flows = FLOWS.iter().map(|(name, text)| (*name, flow(text))).collect();
+        let flow = |text| vec![Flow::parse(text).expect("the flows of the demo are valid")];
+        let mut flows: BTreeMap<_, _> =
+            FLOWS.iter().map(|(name, text)| (*name, flow(text))).collect();
+        flows.entry(FLOWS[0].0).or_default().extend(revisions());
         Self { database: database.to_owned(), accepted: BTreeSet::new(), flows }
     }
 
@@ -137,6 +141,22 @@ impl Judge {
         Ok(verdict)
     }
 
+    /// Whether every run that was acknowledged has ended, or is gone.
+    pub(super) async fn accepted_have_ended(&self) -> Result<bool, Failure> {
+        let open = self.open_runs().await?;
+        Ok(!open.iter().any(|run| self.accepted.contains(&run.run_id)))
+    }
+
+    /// What became of the runs that were acknowledged, which should have ended.
+    pub(super) async fn of_accepted(&self) -> Result<Verdict, Failure> {
+        let store = self.store().await?;
+        let mut verdict = Verdict { runs: self.accepted.len(), ..Verdict::default() };
+        for run_id in &self.accepted {
+            self.judge(&store, *run_id, &mut verdict).await?;
+        }
+        Ok(verdict)
+    }
+
     async fn judge(
         &self,
         store: &SqliteStore,
@@ -150,10 +170,11 @@ impl Judge {
         };
         let run = &detail.row.run;
         let log = whole_log(store, run_id).await?;
-        if let Some(flow) = self.flows.get(&*run.flow)
+        if let Some(revisions) = self.flows.get(&*run.flow)
             && !detail.row.events_removed
         {
-            let found = check_run(&[flow], run_id, &log, Some(run));
+            let revisions: Vec<&Flow> = revisions.iter().collect();
+            let found = check_run(&revisions, run_id, &log, Some(run));
             verdict.violations.extend(found.iter().map(ToString::to_string));
         }
         if run.status.is_terminal() {

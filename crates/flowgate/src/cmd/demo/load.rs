@@ -8,7 +8,10 @@ use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{Engine, EngineError, StartRequest};
 use flowgate_store::RunQuery;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 
 use super::child::Line;
 use crate::failure::Failure;
@@ -21,6 +24,10 @@ const TICK: Duration = Duration::from_millis(300);
 const WAITING_KEPT: usize = 3;
 /// How long a run waits before somebody approves it who is not the user.
 const APPROVE_AFTER: Duration = Duration::from_secs(6);
+
+/// How often an order comes in under a steady load, and how many may wait to be acknowledged.
+const ORDER_EVERY: Duration = Duration::from_millis(16);
+const UNDER_WAY_MAX: usize = 128;
 
 pub(super) struct Load<'a> {
     engine: &'a Engine,
@@ -39,6 +46,24 @@ impl<'a> Load<'a> {
         match self.start_all().await {
             Ok(never) => match never {},
             Err(failure) => failure,
+        }
+    }
+
+    /// Starts orders at a steady rate until it is told to rest, or something fails.
+    pub(super) async fn run_steadily(&self, rest: &Notify) -> Failure {
+        let mut ticks = tokio::time::interval(ORDER_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut under_way = FuturesUnordered::new();
+        let (mut number, mut is_resting) = (0_u64, false);
+        loop {
+            tokio::select! {
+                () = rest.notified() => is_resting = true,
+                _ = ticks.tick(), if !is_resting && under_way.len() < UNDER_WAY_MAX => {
+                    number += 1;
+                    under_way.push(self.start("order", json!({ "orderId": number })));
+                }
+                Some(Err(failure)) = under_way.next() => return failure,
+            }
         }
     }
 

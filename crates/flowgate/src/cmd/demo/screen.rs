@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::deploy::Report;
 use flowgate_core::run::Run;
 use flowgate_core::view::Brief;
+use flowgate_server::wire::deployments::DeploymentItem;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
@@ -67,6 +69,57 @@ impl Screen {
         }
         self.say(&format!("ready in {}; Ctrl-C ends it and removes everything", Brief(took)));
         Ok(())
+    }
+
+    pub(super) fn greet_redeploy(
+        &self,
+        folder: &Path,
+        address: SocketAddr,
+        took: Duration,
+    ) -> Result<(), Failure> {
+        if self.output.json {
+            return self.greet(folder, address, took);
+        }
+        let page = Cell::bold(format_args!("http://{address}/deployments"));
+        self.say(&format!("flowgate {} demo --redeploy", env!("CARGO_PKG_VERSION")));
+        self.say(&format!("  open   {page}, where every phase is shown as it happens"));
+        self.say("  load   about 60 orders a second, from now until the end");
+        self.say("  end    by itself, in half a minute; Ctrl-C ends it before");
+        Ok(())
+    }
+
+    pub(super) fn deploying(&self, note: &str) -> Result<(), Failure> {
+        if self.output.json {
+            return self.output.json_line(&json!({ "event": "deploying", "note": note }));
+        }
+        let deploying = Cell::bold(format_args!("deploying: {note}"));
+        self.say(&format!("{deploying}, blue-green with a smoke test"));
+        Ok(())
+    }
+
+    pub(super) fn report(
+        &self,
+        deployment: &DeploymentItem,
+        report: &Report,
+    ) -> Result<(), Failure> {
+        if self.output.json {
+            return self.output.json_line(&json!({
+                "event": "deployed", "deployment": deployment, "report": report,
+            }));
+        }
+        self.output.line(format_args!("\n{}\n", report.to_text().trim_end()))
+    }
+
+    /// What was sent and what became of it.
+    pub(super) fn counted(&self, verdict: &Verdict) -> Result<(), Failure> {
+        if self.output.json {
+            return self.output.json_line(&json!({ "event": "counted", "verdict": verdict }));
+        }
+        let Verdict { runs, finished, lost, doubled, .. } = verdict;
+        self.output.line(Cell::bold(format_args!(
+            "sent {runs}, ended {finished}, lost {lost}, doubled {doubled}: counted by whoever sent \
+             them and by the checker of the log, not by the deployments"
+        )))
     }
 
     /// The first run has ended.
