@@ -107,14 +107,6 @@ struct Sent {
     events: Vec<Event>,
 }
 
-/// What reports were decided on.
-#[derive(Debug)]
-struct Base {
-    run: Arc<Run>,
-    /// The run may be moved to another revision meanwhile.
-    flow: Arc<LoadedFlow>,
-}
-
 #[derive(Debug)]
 enum SentOrigin {
     Start(Box<NewRun>),

@@ -162,25 +162,13 @@ impl From<EngineError> for ApiError {
                 Self::not_found("deployment_not_found", message).path(&**id)
             }
             EngineError::Deploy(ref refusal) => deploy_refused(refusal, message),
-            EngineError::NoPlace { run_id, .. } => Self::conflict("run_unmappable", message)
-                .path(run_id.to_string())
-                .help("map its steps with `steps`, or let it finish where it is"),
-            EngineError::Checkpointed { run_id, .. } => Self::conflict("run_checkpointed", message)
-                .path(run_id.to_string())
-                .help("wait for the deployment, or `POST /api/v1/checkpoints/{run}/replay`"),
             EngineError::NoCheckpoint(run_id) => {
                 Self::not_found("checkpoint_not_found", message).path(run_id.to_string())
             }
-            EngineError::CheckpointSettled { run_id, .. } => {
-                Self::conflict("checkpoint_settled", message)
-                    .path(run_id.to_string())
-                    .help("`GET /api/v1/runs/{run}` says where the run is")
-            }
-            EngineError::Undecided { ref deployment, .. } => {
-                Self::conflict("deploy_undecided", message)
-                    .path(&**deployment)
-                    .help("it lets them go on by itself; wait for it, or roll it back")
-            }
+            EngineError::NoPlace { .. }
+            | EngineError::Checkpointed { .. }
+            | EngineError::CheckpointSettled { .. }
+            | EngineError::Undecided { .. } => not_moved(&error, message),
             EngineError::HoldFull { ref flow, .. } => Self {
                 retry_after: Some(5),
                 ..Self::new(StatusCode::TOO_MANY_REQUESTS, "hold_full", message).path(&**flow)
@@ -200,6 +188,26 @@ impl From<EngineError> for ApiError {
                     .help("see the log of the instance, and `flowgate doctor`")
             }
         }
+    }
+}
+
+/// Why a run stays where it is, or its checkpoint as it is.
+fn not_moved(error: &EngineError, message: String) -> ApiError {
+    if let EngineError::NoPlace { run_id, .. } = error {
+        ApiError::conflict("run_unmappable", message)
+            .path(run_id.to_string())
+            .help("map its steps with `steps`, or let it finish where it is")
+    } else if let EngineError::Checkpointed { run_id, .. } = error {
+        ApiError::conflict("run_checkpointed", message)
+            .path(run_id.to_string())
+            .help("wait for the deployment, or `POST /api/v1/checkpoints/{run}/replay`")
+    } else if let EngineError::CheckpointSettled { run_id, .. } = error {
+        ApiError::conflict("checkpoint_settled", message)
+            .path(run_id.to_string())
+            .help("`GET /api/v1/runs/{run}` says where the run is")
+    } else {
+        ApiError::conflict("deploy_undecided", message)
+            .help("it lets them go on by itself; wait for it, or roll it back")
     }
 }
 

@@ -374,31 +374,39 @@ pub(crate) fn failure(error: EngineError) -> Failure {
                 .path(&**id)
         }
         EngineError::Deploy(_) => Failure::refused("deploy_refused", error.to_string()),
-        EngineError::NoPlace { run_id, .. } => {
-            Failure::refused("run_unmappable", error.to_string())
-                .help("map its steps, or let it finish where it is")
-                .path(run_id.to_string())
-        }
-        EngineError::Checkpointed { run_id, .. } => {
-            Failure::refused("run_checkpointed", error.to_string())
-                .help(format!("wait, or `flowgate checkpoints replay {run_id}`"))
-        }
         EngineError::NoCheckpoint(run_id) => {
             Failure::not_found("checkpoint_not_found", error.to_string())
                 .help("see `flowgate checkpoints list`")
                 .path(run_id.to_string())
         }
-        EngineError::CheckpointSettled { run_id, .. } => {
-            Failure::refused("checkpoint_settled", error.to_string())
-                .help(format!("see `flowgate runs show {run_id}`"))
-        }
-        EngineError::Undecided { .. } => Failure::refused("deploy_undecided", error.to_string())
-            .help("it lets them go on by itself; wait for it, or roll it back"),
+        EngineError::NoPlace { .. }
+        | EngineError::Checkpointed { .. }
+        | EngineError::CheckpointSettled { .. }
+        | EngineError::Undecided { .. } => not_moved(&error),
         EngineError::HoldFull { ref flow, .. } => Failure::refused("hold_full", error.to_string())
             .help(format!("see `flowgate hold status {flow}`")),
         EngineError::Flow(_) | EngineError::Contended | EngineError::Closed => {
             Failure::refused("engine_refused", error.to_string()).source(error)
         }
+    }
+}
+
+/// Why a run stays where it is, or its checkpoint as it is.
+fn not_moved(error: &EngineError) -> Failure {
+    let message = error.to_string();
+    if let EngineError::NoPlace { run_id, .. } = error {
+        Failure::refused("run_unmappable", message)
+            .help("map its steps, or let it finish where it is")
+            .path(run_id.to_string())
+    } else if let EngineError::Checkpointed { run_id, .. } = error {
+        Failure::refused("run_checkpointed", message)
+            .help(format!("wait, or `flowgate checkpoints replay {run_id}`"))
+    } else if let EngineError::CheckpointSettled { run_id, .. } = error {
+        Failure::refused("checkpoint_settled", message)
+            .help(format!("see `flowgate runs show {run_id}`"))
+    } else {
+        Failure::refused("deploy_undecided", message)
+            .help("it lets them go on by itself; wait for it, or roll it back")
     }
 }
 

@@ -40,11 +40,13 @@ steps:
 /// Numbers from here on wait in `ship` until they are let go.
 const SLOW: u64 = 1_000;
 
+/// By number and step, the pools of the instances that ended it well.
+type Done = BTreeMap<(u64, String), Vec<String>>;
+
 /// Instances of several pools, and which of them did what.
 #[derive(Clone, Default)]
 struct Yard {
-    /// By number and step, the pools of the instances that ended it well.
-    done: Arc<Mutex<BTreeMap<(u64, String), Vec<String>>>>,
+    done: Arc<Mutex<Done>>,
     let_go: Arc<Notify>,
     waiting: Arc<AtomicUsize>,
     is_open: Arc<std::sync::atomic::AtomicBool>,

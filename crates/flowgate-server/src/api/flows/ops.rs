@@ -55,8 +55,8 @@ pub async fn list(store: &dyn Store) -> Result<Items<FlowItem>, ApiError> {
             description: file.description.clone(),
             folder: stored.revision.folder.clone(),
             registered_at: stored.registered_at.to_string(),
-            author: text(&stored.revision.authored.author),
-            note: text(&stored.revision.authored.note),
+            author: text(stored.revision.authored.author.as_deref()),
+            note: text(stored.revision.authored.note.as_deref()),
             schedules: schedules.get(&file.flow).copied().unwrap_or_default(),
             runs,
         });
@@ -116,8 +116,8 @@ pub async fn show(
         active: Some(facts.active),
         registered_at: Some(facts.registered_at.to_string()),
         folder: facts.folder,
-        author: text(&facts.authored.author),
-        note: text(&facts.authored.note),
+        author: text(facts.authored.author.as_deref()),
+        note: text(facts.authored.note.as_deref()),
         schedules,
         ..detail
     })
@@ -131,8 +131,8 @@ struct Stored {
     authored: Authored,
 }
 
-fn text(text: &Option<Arc<str>>) -> Option<String> {
-    text.as_deref().map(ToOwned::to_owned)
+fn text(text: Option<&str>) -> Option<String> {
+    text.map(ToOwned::to_owned)
 }
 
 /// A flow in full, as far as it says itself.
@@ -230,8 +230,8 @@ pub async fn revisions(store: &dyn Store, flow: &str) -> Result<Items<RevisionIt
         revision: stored.revision.revision.to_string(),
         active: stored.active,
         registered_at: stored.registered_at.to_string(),
-        author: text(&stored.revision.authored.author),
-        note: text(&stored.revision.authored.note),
+        author: text(stored.revision.authored.author.as_deref()),
+        note: text(stored.revision.authored.note.as_deref()),
         steps: stored.revision.file.steps.len(),
         description: stored.revision.file.description,
         folder: stored.revision.folder,

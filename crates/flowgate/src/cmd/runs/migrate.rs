@@ -182,7 +182,7 @@ fn tell_of_plan(app: &App, moved: &[MoveItem], stayed: &[StayItem]) -> Result<()
             format!("goes on at {}", item.steps.join(", "))
         };
         if !item.starts.is_empty() {
-            becomes.push_str(&format!(", begins {}", item.starts.join(", ")));
+            becomes = format!("{becomes}, begins {}", item.starts.join(", "));
         }
         table.row(vec![
             Cell::bold(short(item.run_id)),

@@ -77,9 +77,10 @@ pub async fn migrate_many(engine: &Engine, request: MigrateRuns) -> Result<RunsM
             // Somebody has moved it meanwhile.
             Err(EngineError::Rejected(Rejection::NothingToDo)) => {}
             Err(error) => {
-                let reason = match &error {
-                    EngineError::NoPlace { reason, .. } => Some(reason.clone()),
-                    _ => None,
+                let reason = if let EngineError::NoPlace { reason, .. } = &error {
+                    Some(reason.clone())
+                } else {
+                    None
                 };
                 let error = ApiError::from(error);
                 if error.status == axum::http::StatusCode::SERVICE_UNAVAILABLE
