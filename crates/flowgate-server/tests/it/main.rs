@@ -10,6 +10,7 @@ mod gates;
 mod jobs;
 mod live;
 mod matrix;
+mod moves;
 mod overview;
 mod queues;
 mod run;

@@ -18,6 +18,7 @@ mod flows;
 mod help;
 mod hold;
 mod metrics;
+mod moves;
 mod polyglot;
 mod queues;
 mod run;
