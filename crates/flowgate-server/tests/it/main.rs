@@ -11,6 +11,7 @@ mod gates;
 mod jobs;
 mod live;
 mod matrix;
+mod moves;
 mod overview;
 mod queues;
 mod run;

@@ -20,6 +20,7 @@ mod help;
 mod hold;
 mod metrics;
 mod mqtt;
+mod moves;
 mod polyglot;
 mod queues;
 mod run;
