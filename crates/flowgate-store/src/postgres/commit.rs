@@ -105,8 +105,11 @@ impl PostgresStore {
         }
         let queues_new = self.queues_unknown(&arrays.changes_queue);
         let row = self.call_commit(&arrays, &queues_new, claimant, slots).await?;
-        self.queues_known(queues_new);
         let answer = Answer::read(&row).map_err(|fault| fault.into_error(DOING))?;
+        // A gate that has moved refuses all of it before anything is written.
+        if !answer.verdicts.contains(&GATE_MOVED) {
+            self.queues_known(queues_new);
+        }
         if answer.verdicts.contains(&0) {
             let queued = arrays.changes_action.iter().filter(|action| **action != "remove").count();
             self.hints.committed(answer.granted.len() < queued);
