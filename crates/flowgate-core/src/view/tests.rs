@@ -292,6 +292,20 @@ fn a_parked_step_names_the_limit_and_who_uses_it() {
 }
 
 #[test]
+fn a_step_that_a_shadow_run_does_not_execute_says_so() {
+    let mut play = Play::start();
+    play.run.tags.insert(SHADOW_TAG.into(), "0199".into());
+    play.succeed("start", &["stock"]);
+    assert!(play.jobs.is_empty(), "no timer is set");
+    let (run, jobs, events) = (&play.run, &play.jobs[..], &play.events[..]);
+    let standing = standing((run, jobs, events), &Executor::Unknown);
+    let first = &why(&play.flow, &standing, NOW)[0];
+    let wanted = "`reserve` is not executed in a shadow run; it ends as in the run 0199 when the \
+                  driver of its deployment sees it";
+    assert_eq!((first.to_string().as_str(), first.remedy()), (wanted, None));
+}
+
+#[test]
 fn a_step_whose_worker_nobody_asks_for_says_so() {
     let mut play = Play::start();
     play.succeed("start", &["pay"]);

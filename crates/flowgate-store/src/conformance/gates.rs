@@ -79,6 +79,10 @@ pub async fn a_start_that_names_another_generation_is_refused(harness: &mut impl
     assert_eq!(refusal, Refusal::GateMoved(OPEN));
     world.apply(world.start_at(&flow, run_id, CLOSED)).await;
     assert_eq!(world.run(run_id).await.row.run.status, RunStatus::Held);
+    // What was refused leaves nothing behind: the first job of a queue is found.
+    let past = GateStamp { is_closed: false, ..CLOSED };
+    world.apply(world.start_at(&flow, RunId(Uuid::now_v7()), past)).await;
+    assert_eq!(world.claim(10).await.len(), 1);
 }
 
 pub async fn what_is_beside_a_start_at_a_moved_gate_is_applied(harness: &mut impl Harness) {
