@@ -155,23 +155,25 @@ steps:
     drop(dev);
 }
 
-#[test]
-fn stopped_runs_are_listed_given_up_and_let_go() {
-    let slow = "
+const SLOW: &str = "
 flow: order
 steps:
   ship: { run: { shell: 'sleep 60' }, retry: { attempts: 1 } }
 ";
-    let sandbox = with_flow(slow);
-    sandbox.write("new.yaml", &slow.replace("attempts: 1", "attempts: 2"));
-    let deploy = "
+/// A deployment that stops what is open, and then waits for its smoke test.
+const STOPS: &str = "
 strategy: blue-green
 drain_timeout: 200ms
 verify_timeout: 60s
 replay_rate: unlimited
 smoke_tests: [{ name: hangs }]
 ";
-    sandbox.write("deploy.yaml", deploy);
+
+#[test]
+fn stopped_runs_are_listed_given_up_and_let_go() {
+    let sandbox = with_flow(SLOW);
+    sandbox.write("new.yaml", &SLOW.replace("attempts: 1", "attempts: 2"));
+    sandbox.write("deploy.yaml", STOPS);
     let dev = sandbox.dev(&["flows"]);
     for _ in 0..2 {
         sandbox.flowgate(&["runs", "start", "order"]).exits(0);

@@ -14,7 +14,7 @@ use super::raw::Worked;
 use super::raw::postgres::BarePostgres;
 use super::raw::redis::BareRedis;
 use super::server::ServerProcess;
-use super::{Figure, IN_FLIGHT, Ratio, Report, Rig, Scale};
+use super::{Figure, IN_FLIGHT, Ratio, Report, Rig, Scale, redeploy};
 
 /// Instances that share the store in the last of the three measurements.
 const INSTANCES: usize = 3;
@@ -122,6 +122,11 @@ impl Bench<'_> {
             report.results.push(median(figures));
         }
         report.results.push(self.idle_chain().await?);
+        let rigs = self.open(1).await?;
+        let (runs, rounds) = (self.kind.runs(self.scale), self.scale.shared_rounds);
+        let redeploy = redeploy::measure(&rigs[0], runs, rounds).await;
+        rigs[0].engine.shutdown().await;
+        report.ratios.extend(redeploy?);
         Ok(())
     }
 
