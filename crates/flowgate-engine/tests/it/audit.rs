@@ -7,9 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowgate_core::audit::{Direction, Entry, EntryStatus};
+use flowgate_core::commit::Due;
+use flowgate_core::decide::{self, Start};
 use flowgate_core::deploy::{Figures, Phase, Verdict};
 use flowgate_core::flow::Flow;
-use flowgate_core::ids::{InstanceId, RunId};
+use flowgate_core::gate::GateStamp;
+use flowgate_core::ids::{CommitId, InstanceId, RunId};
 use flowgate_core::payload::Payload;
 use flowgate_core::run::RunStatus;
 use flowgate_engine::{
@@ -17,10 +20,11 @@ use flowgate_engine::{
     PrivateTargets, StartRequest, StepContext, Workers, audit_entries, audit_summary, audit_trail,
     checkpoints, deployment_report, find_deployment, instance_id,
 };
-use flowgate_store::{Retention, RunRow, SqliteOptions, SqliteStore, Store};
+use flowgate_store::{CommitOutcome, Retention, RunRow, SqliteOptions, SqliteStore, Store};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 use wiremock::matchers::method;
 use wiremock::{Mock, MockServer, ResponseTemplate};
 
@@ -116,6 +120,26 @@ async fn entries(store: &dyn Store, direction: Option<Direction>) -> Vec<Entry> 
     }
 }
 
+/// Starts what nobody but a deployment can start.
+async fn start_probe(store: &dyn Store, flow: &Flow) -> RunId {
+    let run_id = RunId::derived("orders", "probe");
+    let start = Start {
+        run_id,
+        input: payload(json!({ "n": 1 })),
+        key: None,
+        tags: BTreeMap::from([("flowgate.probe".into(), "none".into())]),
+        priority: None,
+        due: Due::Now,
+        gate: GateStamp::default(),
+        instance: None,
+        pool: None,
+    };
+    let commit = decide::start(flow, &start, CommitId(Uuid::now_v7()));
+    let outcomes = store.commit(vec![commit], None).await.unwrap();
+    assert!(matches!(outcomes[..], [CommitOutcome::Applied { .. }]), "{outcomes:?}");
+    run_id
+}
+
 async fn t6_fifty_messages_have_fifty_entries_in_and_fifty_out(stores: Vec<Arc<dyn Store>>) {
     let scene = Desk::default().scene(stores).await;
     let store = &**scene.engine().store();
@@ -127,9 +151,7 @@ async fn t6_fifty_messages_have_fifty_entries_in_and_fifty_out(stores: Vec<Arc<d
         let engine = &scene.engines[usize::try_from(n).unwrap() % scene.engines.len()];
         sent.insert(start(engine, Payload::parse(&raw).unwrap()).await, (n / 2, raw));
     }
-    let tags = BTreeMap::from([("flowgate.probe".into(), "none".into())]);
-    let probe = StartRequest { tags, ..StartRequest::new(payload(json!({ "n": 1 }))) };
-    let probe = scene.engine().start_run("orders", probe).await.unwrap().run_id;
+    let probe = start_probe(store, &scene.old).await;
     let mut rows: BTreeMap<RunId, RunRow> = BTreeMap::new();
     for run_id in sent.keys().chain([&probe]) {
         rows.insert(*run_id, scene.engine().wait(*run_id).await.unwrap().row);
