@@ -17,12 +17,12 @@ use crate::output::{Cell, Output, Table};
 
 mod bare;
 mod flows;
+mod gate;
 mod growth;
 mod idle;
 mod measure;
 mod peers;
 mod raw;
-mod redeploy;
 mod rig;
 mod round_trips;
 mod server;
@@ -239,11 +239,11 @@ impl Args {
         }
         let rig = Rig::on_file(&folder.path().join("idle.db")).await?;
         report.results.push(rig.idle_chain(scale.idle_runs, None).await?);
-        let redeploy = redeploy::measure(&rig, scale.sqlite_runs / 4, scale.shared_rounds).await?;
+        let gated = gate::measure(&*rig.store, scale.sqlite_runs / 4).await?;
         rig.engine.shutdown().await;
         drop(rig);
         add_raw_ratio(report);
-        report.ratios.extend(redeploy);
+        report.ratios.push(gated);
         report.ratios.push(growth::long_run(folder.path(), &scale).await?);
         report.ratios.extend(growth::history(folder.path(), &scale, self.quick).await?);
         report.ratios.extend(idle::dev(folder.path(), scale.idle).await?);

@@ -14,7 +14,7 @@ use super::raw::Worked;
 use super::raw::postgres::BarePostgres;
 use super::raw::redis::BareRedis;
 use super::server::ServerProcess;
-use super::{Figure, IN_FLIGHT, Ratio, Report, Rig, Scale, redeploy};
+use super::{Figure, IN_FLIGHT, Ratio, Report, Rig, Scale, gate};
 
 /// Instances that share the store in the last of the three measurements.
 const INSTANCES: usize = 3;
@@ -123,10 +123,9 @@ impl Bench<'_> {
         }
         report.results.push(self.idle_chain().await?);
         let rigs = self.open(1).await?;
-        let (runs, rounds) = (self.kind.runs(self.scale), self.scale.shared_rounds);
-        let redeploy = redeploy::measure(&rigs[0], runs, rounds).await;
+        let gated = gate::measure(&*rigs[0].store, self.kind.runs(self.scale)).await;
         rigs[0].engine.shutdown().await;
-        report.ratios.extend(redeploy?);
+        report.ratios.push(gated?);
         Ok(())
     }
 
