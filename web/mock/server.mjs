@@ -410,7 +410,7 @@ function gates(world) {
   return new Map(world.empty ? [] : all.map((gate) => [gate.flow, gate]));
 }
 
-const OPEN = { state: "open", generation: 0, hold_max: 100_000, reason: null, deadline: null, replay_rate: null, deployment: null, set_at: null };
+const OPEN = { state: "open", generation: 0, hold_max: 100_000, reason: null, deadline: null, replay_rate: null, deployment: null, canary: null, pools: [], set_at: null };
 
 /** A gate with what it holds; one that lets go is open when nothing is left. */
 function gateOf({ world }, gate) {

@@ -4,7 +4,7 @@ import { RUN_STATUSES, type GateItem } from "../src/net/types";
 
 const gate = (flow: string, state: GateItem["state"], held: number): GateItem => ({
   flow, state, generation: 1, held, hold_max: 100_000, oldest_at: null, age_ms: null, reason: null, deadline: null,
-  replay_rate: null, deployment: null, set_at: null,
+  replay_rate: null, deployment: null, canary: null, pools: [], set_at: null,
 });
 
 test("a held run has not ended", () => {

@@ -328,6 +328,14 @@ pub async fn find_deployment(
     flow: &str,
     id: Option<&str>,
 ) -> Result<Option<Deployment>, StoreError> {
+    // Whoever watches one asks for it by its whole id, and need not read the others.
+    if let Some(id) = id {
+        let key = key_of(flow, &DeploymentId(id.into()));
+        let whole: Option<(Record, Deployment)> = read_one(store, DEPLOYMENT, &key).await?;
+        if whole.is_some() {
+            return Ok(whole.map(|(_, deployment)| deployment));
+        }
+    }
     let found = deployments(store, Some(flow)).await?;
     let is_it = |one: &Deployment| id.is_none_or(|id| one.deployment_id.0.starts_with(id));
     Ok(found.into_iter().find(is_it))

@@ -5,7 +5,7 @@
 //! pooler in transaction mode. All times are those of the server's clock.
 //!
 //! ```text
-//!   commit_batch    lock runs > lock leases > now > judge > runs, log, jobs > hand off
+//!   commit_batch    gates > lock runs > lock leases > now > judge > runs, log, jobs > hand off
 //!   claim_jobs      end leases that are over > lock due jobs in their order > lease them
 //!   the feed        rows of the log by (xid, ordinal), below the snapshot's xmin
 //! ```
@@ -196,7 +196,6 @@ impl Drop for PostgresStore {
 struct Statements {
     now: String,
     commit: String,
-    commit_at_gates: String,
     set_gate: String,
     leased_again: String,
     claim: String,
@@ -227,8 +226,7 @@ impl Statements {
         };
         Self {
             now: call("store_now", 0),
-            commit: call("commit_batch", 31),
-            commit_at_gates: call("commit_at_gates", 32),
+            commit: call("commit_batch", 34),
             set_gate: call("set_gate", 4),
             leased_again: format!(
                 "SELECT row_to_json(j)::text, r.record \

@@ -184,6 +184,8 @@ export interface GateItem {
   deadline: string | null;
   replay_rate: number | null;
   deployment: string | null;
+  canary: { revision: string; share: string } | null;
+  pools: { revision: string; pool: string }[];
   set_at: string | null;
 }
 
@@ -284,7 +286,7 @@ export interface StepDef {
   starts_on: { kind: "start" | "all" | "any"; events: string[] };
   emits: string[];
   queue: string | null;
-  effect?: boolean;
+  effect: boolean;
 }
 
 export interface FlowEdge {

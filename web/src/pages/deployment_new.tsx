@@ -15,6 +15,7 @@ import { PlanView } from "./deployment_plan";
 const STRATEGIES: Record<string, string> = {
   "blue-green": "holds what starts, drains, verifies, switches",
   rolling: "verifies and switches; nothing is held",
+  canary: "a share of what starts tries it first; the deploy file says how much",
   "": "rolling, if it says nothing",
 };
 

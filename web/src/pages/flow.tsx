@@ -99,7 +99,7 @@ function GateDialog({ gate, onClose, onDone }: { gate: GateItem; onClose: () => 
 const STEP_COLUMNS: Column<StepDef>[] = [
   { name: "Step", class: "cell-main", cell: (step) => <span class="strong">{step.name}</span> },
   { name: "Starts on", cell: (step) => <StartsOn kind={step.starts_on.kind} events={step.starts_on.events} /> },
-  { name: "Does", cell: (step) => <Clipped text={step.does} class="muted" /> },
+  { name: "Does", cell: (step) => <Clipped text={step.effect ? `${step.does} (effect)` : step.does} class="muted" /> },
   { name: "Emits", cell: (step) => (step.emits.length === 0 ? <span class="faint">nothing</span> : step.emits.map((event) => <code key={event} class="spaced">{event}</code>)) },
   { name: "Queue", cell: (step) => (step.queue ? <code>{step.queue}</code> : <span class="faint">default</span>) },
 ];
@@ -114,6 +114,7 @@ function StepPanel({ step }: { step: StepDef | undefined }) {
           ["Starts on", <StartsOn kind={step.starts_on.kind} events={step.starts_on.events} />],
           ["Emits", step.emits.length === 0 ? "nothing" : step.emits.map((event) => <code key={event} class="spaced">{event}</code>)],
           ["Queue", <code>{step.queue ?? "default"}</code>],
+          ["Effect", step.effect ? "changes something outside; a shadow does not execute it" : "none; a shadow executes it"],
         ]}
       />
     </Panel>

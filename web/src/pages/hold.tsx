@@ -74,6 +74,8 @@ function Why({ gate }: { gate: GateItem }) {
     <span>
       {gate.reason ? <Clipped text={gate.reason} /> : <span class="faint">–</span>}
       {gate.deployment ? <span class="muted"> deployment <a class="id" href={href(["deployments", gate.flow, gate.deployment])}>{gate.deployment}</a></span> : null}
+      {gate.canary ? <span class="muted"> {gate.canary.share} of starts to <span class="id">{gate.canary.revision}</span></span> : null}
+      {gate.pools.map((each) => <span key={each.revision} class="muted"> <span class="id">{each.revision}</span> for the pool {each.pool}</span>)}
       {gate.deadline ? <span class="muted"> lets go <Ago at={gate.deadline} /></span> : null}
       {gate.state === "replaying" && gate.replay_rate ? <span class="muted"> {gate.replay_rate} a second</span> : null}
     </span>

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::figures::{Delta, Figures};
+use super::machine::CanarySeen;
 use super::record::{
     Counts, Deployment, DeploymentId, FORMAT, Phase, PhaseTime, SmokeResult, Verdict,
 };
@@ -68,6 +69,9 @@ pub struct Report {
     /// How that changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delta: Option<Delta>,
+    /// How the two revisions of a canary did side by side, when it was decided about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<CanarySeen>,
     /// What became of starts and runs.
     pub counts: Counts,
     /// Where every start is that was received meanwhile.
@@ -114,6 +118,7 @@ impl Report {
             before: deployment.before.clone(),
             after: deployment.after.clone(),
             delta: delta.map(|(before, after)| Delta::between(before, after)),
+            canary: deployment.canary.clone(),
             counts: deployment.counts,
             conservation,
             counted_at,

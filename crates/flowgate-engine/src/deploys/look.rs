@@ -15,7 +15,7 @@ use flowgate_store::{RunQuery, RunRow, Store, StoreError, whole_log};
 use super::driver::{Driver, Memo, Trouble};
 use super::{
     ASK, Ask, CHECKPOINT, Checkpoint, CheckpointState, is_probe, key_of, list_all, open_runs,
-    pages, read_one,
+    read_one,
 };
 use crate::gates;
 
@@ -171,24 +171,31 @@ impl Driver {
         if deployment.phase != Phase::Plan {
             return Ok(None);
         }
-        let limit = usize::try_from(deployment.settings.before_window).unwrap_or(usize::MAX);
-        let (flow, statuses) = (Some(Arc::clone(&deployment.flow)), ENDS.to_vec());
-        let query = RunQuery { flow, statuses, limit, ..RunQuery::default() };
-        let rows = self.instance.store.list_runs(&query).await?;
+        let rows = self.last_ended(deployment, None).await?;
         Ok(Some(figures(&rows)))
     }
 
-    /// How runs did on the new revision since it took over.
+    /// How the last runs did on the new revision since it took over.
     async fn after(&self, deployment: &Deployment) -> Result<Option<Figures>, Trouble> {
         if deployment.phase != Phase::Audit {
             return Ok(None);
         }
-        let (flow, statuses) = (Some(Arc::clone(&deployment.flow)), ENDS.to_vec());
         let since = Some(began(deployment, Phase::Resume));
-        let query = RunQuery { flow, statuses, since, ..RunQuery::default() };
-        let mut rows = pages(&*self.instance.store, query).await?;
+        let mut rows = self.last_ended(deployment, since).await?;
         rows.retain(|row| row.run.revision == deployment.to);
         Ok(Some(figures(&rows)))
+    }
+
+    /// As many runs that have ended as figures are taken of, the last ones.
+    async fn last_ended(
+        &self,
+        deployment: &Deployment,
+        since: Option<Timestamp>,
+    ) -> Result<Vec<RunRow>, Trouble> {
+        let limit = usize::try_from(deployment.settings.before_window).unwrap_or(usize::MAX);
+        let (flow, statuses) = (Some(Arc::clone(&deployment.flow)), ENDS.to_vec());
+        let query = RunQuery { flow, statuses, since, limit, ..RunQuery::default() };
+        Ok(self.instance.store.list_runs(&query).await?)
     }
 }
 

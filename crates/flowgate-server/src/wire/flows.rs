@@ -113,6 +113,8 @@ pub struct StepItem {
     pub emits: Vec<String>,
     /// The queue that its jobs wait in.
     pub queue: String,
+    /// Whether it changes something outside, so that a shadow does not execute it.
+    pub effect: bool,
 }
 
 /// What kind of thing a step does.

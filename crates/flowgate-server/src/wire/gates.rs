@@ -34,9 +34,32 @@ pub struct GateItem {
     pub replay_rate: Option<u32>,
     /// The deployment that it belongs to.
     pub deployment: Option<String>,
+    /// Where a share of the starts goes instead of to the active revision; null for nowhere.
+    pub canary: Option<ShareItem>,
+    /// The pools that execute revisions of the flow; any instance does where there is none.
+    pub pools: Vec<PoolItem>,
     /// When it was set; null if it never was.
     #[schema(format = DateTime)]
     pub set_at: Option<String>,
+}
+
+/// A revision that a share of the starts goes to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShareItem {
+    /// The revision.
+    pub revision: String,
+    /// The share.
+    #[schema(example = "5%")]
+    pub share: String,
+}
+
+/// The pool that executes a revision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolItem {
+    /// The revision.
+    pub revision: String,
+    /// The pool.
+    pub pool: String,
 }
 
 /// What is to become of a gate.

@@ -11,7 +11,7 @@ description: sells things
 input: {type: object}
 steps:
   start: {run: {worker: start}, emits: [paid, packed]}
-  ship: {subscribes: [paid, packed], run: {worker: ship}, queue: slow}
+  ship: {subscribes: [paid, packed], run: {worker: ship}, queue: slow, effect: true}
   refund: {subscribes: {any: [\"step.failed:ship\"]}}
 schedules:
   nightly: {cron: \"0 2 * * *\", input: {}}
@@ -46,6 +46,7 @@ async fn a_flow_is_shown_with_its_steps_and_edges() {
     assert_eq!(ship["starts_on"], json!({"kind": "all", "events": ["paid", "packed"]}));
     assert_eq!((&ship["action"], &ship["worker"]), (&json!("worker"), &json!("ship")));
     assert_eq!((&ship["queue"], &ship["does"]), (&json!("slow"), &json!("calls the worker ship")));
+    assert_eq!((&shown["steps"][0]["effect"], &ship["effect"]), (&json!(false), &json!(true)));
     let edges = shown["edges"].as_array().expect("it is a list");
     assert!(edges.contains(&json!({"from": "start", "to": "ship", "event": "paid"})));
     assert!(edges.contains(&json!({"from": "ship", "to": "refund", "event": "step.failed:ship"})));

@@ -1,6 +1,6 @@
 //! Commits as one statement over arrays.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Commit, Job};
@@ -137,10 +137,11 @@ impl PostgresStore {
         }
         let lease_ms = claimant.map_or(0, |claimant| to_ms(claimant.lease));
         let slots = to_int4(slots);
-        let has_starts = arrays.gates.iter().any(Option::is_some);
-        let sql = if has_starts { &self.sql.commit_at_gates } else { &self.sql.commit };
-        let params: [Param<'_>; 32] = [
+        let (flows, generations): (Vec<&str>, Vec<i64>) = arrays.gates_named().into_iter().unzip();
+        let params: [Param<'_>; 34] = [
             (&arrays.gates, Type::INT8_ARRAY),
+            (&flows, Type::TEXT_ARRAY),
+            (&generations, Type::INT8_ARRAY),
             (&arrays.run_ids, Type::UUID_ARRAY),
             (&arrays.commit_ids, Type::UUID_ARRAY),
             (&arrays.befores, Type::INT8_ARRAY),
@@ -173,9 +174,7 @@ impl PostgresStore {
             (&slots, Type::INT4),
             (&lease_ms, Type::INT8),
         ];
-        // Without a start there is no gate to look at.
-        let params = if has_starts { &params[..] } else { &params[1..] };
-        self.pool.call_one(DOING, sql, params).await
+        self.pool.call_one(DOING, &self.sql.commit, &params).await
     }
 
     /// The outcomes of a round, with the payloads of what was handed off.
@@ -383,8 +382,7 @@ impl Answer {
             // Places begin at 1 there.
             Grant { of: usize::try_from(of - 1).unwrap_or(0), step, token }
         });
-        // Without a start there is no such column.
-        let gates: Option<Vec<Option<String>>> = if row.len() > 6 { column(row, 6)? } else { None };
+        let gates: Option<Vec<Option<String>>> = column(row, 6)?;
         Ok(Self {
             verdicts: column(row, 0)?,
             lost_steps: column(row, 1)?,
@@ -427,6 +425,12 @@ struct Arrays<'a> {
 }
 
 impl<'a> Arrays<'a> {
+    /// The gates that starts name: each flow with each generation once.
+    fn gates_named(&self) -> BTreeSet<(&'a str, i64)> {
+        let named = self.flows.iter().zip(&self.gates);
+        named.filter_map(|(flow, generation)| Some(((*flow)?, (*generation)?))).collect()
+    }
+
     fn push(&mut self, of: i32, encoded: &'a Encoded) {
         let Encoded { commit, record, events, .. } = encoded;
         let run = &commit.record;

@@ -214,11 +214,12 @@ async fn show(app: &App, text: &str, file_only: bool) -> Outcome {
     app.output.line("")?;
     let mut table = Table::new(&["step", "starts on", "emits", "does"]);
     for step in &detail.steps {
+        let effect = if step.effect { " (effect)" } else { "" };
         table.row(vec![
             Cell::bold(&step.name),
             Cell::plain(starts_on(&step.starts_on)),
             Cell::plain(step.emits.join(", ")),
-            Cell::dim(&step.does),
+            Cell::dim(format!("{}{effect}", step.does)),
         ]);
     }
     table.print(app.output)?;

@@ -186,6 +186,10 @@ fn in_words(gate: &GateItem) -> String {
     words.extend(gate.replay_rate.map(|rate| format!("{rate} a second")));
     words.extend(gate.deadline.as_ref().map(|at| format!("until {at}")));
     words.extend(gate.deployment.as_ref().map(|id| format!("for the deployment {id}")));
+    words.extend(
+        gate.canary.as_ref().map(|to| format!("{} of starts to {}", to.share, to.revision)),
+    );
+    words.extend(gate.pools.iter().map(|of| format!("{} for the pool {}", of.revision, of.pool)));
     let reason = gate.reason.as_ref().map(|reason| format!(" ({reason})"));
     format!("{}{}", words.join(", "), reason.unwrap_or_default())
 }

@@ -42,7 +42,12 @@ fn write_page(page: &mut String, report: &Report) -> fmt::Result {
     };
     writeln!(page, "<p class=\"status {class}\">{}</p>", escaped(&report.status_line()))?;
     write_facts(page, report)?;
-    write_figures(page, report)?;
+    let pair = [report.before.as_ref(), report.after.as_ref()];
+    write_figures(page, "Before and after", ["before", "after"], pair)?;
+    if let Some(canary) = &report.canary {
+        let pair = [Some(&canary.old), Some(&canary.new)];
+        write_figures(page, "Canary", ["old", "canary"], pair)?;
+    }
     writeln!(page, "<h2>Starts and runs</h2>\n<table>")?;
     for (what, count) in counted(&report.counts) {
         writeln!(page, "<tr><td>{what}</td><td>{count}</td></tr>")?;
@@ -74,24 +79,29 @@ fn write_facts(page: &mut String, report: &Report) -> fmt::Result {
     writeln!(page, "</table>")
 }
 
-fn write_figures(page: &mut String, report: &Report) -> fmt::Result {
+/// The figures of two, side by side, with bars; nothing if there are none.
+fn write_figures(
+    page: &mut String,
+    title: &str,
+    names: [&str; 2],
+    [one, other]: [Option<&Figures>; 2],
+) -> fmt::Result {
     let nothing = Figures::default();
-    if report.before.is_none() && report.after.is_none() {
+    if one.is_none() && other.is_none() {
         return Ok(());
     }
-    let before = report.before.as_ref().unwrap_or(&nothing);
-    let after = report.after.as_ref().unwrap_or(&nothing);
     writeln!(
         page,
-        "<h2>Before and after</h2>\n<table>\
-         <tr><th></th><th>before</th><th>after</th><th>delta</th><th></th></tr>"
+        "<h2>{title}</h2>\n<table>\
+         <tr><th></th><th>{}</th><th>{}</th><th>delta</th><th></th></tr>",
+        names[0], names[1]
     )?;
-    for row in rows(before, after) {
+    for row in rows(one.unwrap_or(&nothing), other.unwrap_or(&nothing)) {
         let digits = row.digits;
         let cell = |number: f64, is_known: bool| {
             if is_known { format!("{number:.digits$}") } else { "–".to_owned() }
         };
-        let delta = match report.delta {
+        let delta = match one.and(other) {
             Some(_) => format!("{:+.digits$}", row.after - row.before),
             None => "–".to_owned(),
         };
@@ -99,21 +109,21 @@ fn write_figures(page: &mut String, report: &Report) -> fmt::Result {
             page,
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{delta}</td><td>{}</td></tr>",
             row.what,
-            cell(row.before, report.before.is_some()),
-            cell(row.after, report.after.is_some()),
-            bars(&row)
+            cell(row.before, one.is_some()),
+            cell(row.after, other.is_some()),
+            bars(&row, names)
         )?;
     }
     writeln!(page, "</table>")
 }
 
 /// Two bars, the longer as long as there is room.
-fn bars(row: &Row) -> String {
+fn bars(row: &Row, [one, other]: [&str; 2]) -> String {
     let max = row.before.max(row.after);
     let width = |number: f64| if max > 0.0 { number / max * BAR_WIDTH } else { 0.0 };
     format!(
         "<svg width=\"{BAR_WIDTH}\" height=\"18\" role=\"img\" \
-         aria-label=\"{what}: before {before:.digits$}, after {after:.digits$}\">\
+         aria-label=\"{what}: {one} {before:.digits$}, {other} {after:.digits$}\">\
          <rect class=\"before\" width=\"{:.1}\" height=\"8\"/>\
          <rect class=\"after\" y=\"9\" width=\"{:.1}\" height=\"8\"/></svg>",
         width(row.before),

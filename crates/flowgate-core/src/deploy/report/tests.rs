@@ -106,6 +106,22 @@ fn what_was_counted_at_the_end_stands_when_runs_are_not_kept_any_more() {
 }
 
 #[test]
+fn a_canary_is_reported_beside_the_revision_that_it_was_compared_with() {
+    let mut record = deployment();
+    assert!(!Report::of(&record, None).to_text().contains("canary"));
+    record.canary =
+        Some(CanarySeen { old: figures(950, 600.0, 0.01, 10), new: figures(50, 30.0, 0.2, 45) });
+    let report = Report::of(&record, None);
+    let text = report.to_text();
+    let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(rows.contains(&vec!["old", "canary", "delta"]), "{text}");
+    assert!(rows.contains(&vec!["runs", "950", "50", "-900"]), "{text}");
+    assert!(rows.contains(&vec!["latency", "p50", "ms", "10", "45", "+35"]), "{text}");
+    let page = report.to_html();
+    assert!(page.contains("<h2>Canary</h2>") && page.contains(": old 10, canary 45"), "{page}");
+}
+
+#[test]
 fn an_equation_that_fails_names_the_runs() {
     use Whereabouts::{Finished, Held, Running};
     // The sum of these is right, and yet nothing else is.

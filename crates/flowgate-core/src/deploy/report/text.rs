@@ -25,7 +25,10 @@ fn write_report(text: &mut String, report: &Report) -> fmt::Result {
     writeln!(text, "took        {} ms", report.took_ms())?;
     let phases: Vec<&str> = report.phases.iter().map(|entered| entered.phase.as_str()).collect();
     writeln!(text, "phases      {}", phases.join(" > "))?;
-    write_figures(text, report)?;
+    write_figures(text, ["before", "after"], [report.before.as_ref(), report.after.as_ref()])?;
+    if let Some(canary) = &report.canary {
+        write_figures(text, ["old", "canary"], [Some(&canary.old), Some(&canary.new)])?;
+    }
     writeln!(text)?;
     for (what, count) in counted(&report.counts) {
         writeln!(text, "{what:<20}{count:>12}")?;
@@ -39,22 +42,25 @@ fn write_report(text: &mut String, report: &Report) -> fmt::Result {
     writeln!(text, "\n{}", line(&report.status_line()))
 }
 
-fn write_figures(text: &mut String, report: &Report) -> fmt::Result {
+/// The figures of two, side by side, and how far they are apart; nothing if there are none.
+fn write_figures(
+    text: &mut String,
+    names: [&str; 2],
+    [one, other]: [Option<&Figures>; 2],
+) -> fmt::Result {
     let nothing = Figures::default();
-    let before = report.before.as_ref();
-    let after = report.after.as_ref();
-    if before.is_none() && after.is_none() {
+    if one.is_none() && other.is_none() {
         return Ok(());
     }
-    writeln!(text, "\n{:<20}{:>12}{:>12}{:>12}", "", "before", "after", "delta")?;
-    for row in rows(before.unwrap_or(&nothing), after.unwrap_or(&nothing)) {
+    writeln!(text, "\n{:<20}{:>12}{:>12}{:>12}", "", names[0], names[1], "delta")?;
+    for row in rows(one.unwrap_or(&nothing), other.unwrap_or(&nothing)) {
         let digits = row.digits;
         let cell = |number: f64, is_known: bool| {
             if is_known { format!("{number:.digits$}") } else { "-".to_owned() }
         };
-        let was = cell(row.before, before.is_some());
-        let is = cell(row.after, after.is_some());
-        let delta = match report.delta {
+        let was = cell(row.before, one.is_some());
+        let is = cell(row.after, other.is_some());
+        let delta = match one.and(other) {
             Some(_) => format!("{:+.digits$}", row.after - row.before),
             None => "-".to_owned(),
         };

@@ -181,6 +181,7 @@ fn step_item(flow: &Flow, step: &Step) -> StepItem {
         starts_on,
         emits: names(&step.emits),
         queue: step.queue.to_string(),
+        effect: step.is_effect,
     }
 }
 

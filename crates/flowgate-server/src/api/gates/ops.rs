@@ -16,7 +16,7 @@ use crate::api::flows::ops as flows;
 use crate::api::runs::ops::steer::check_reason;
 use crate::error::ApiError;
 use crate::wire::Items;
-use crate::wire::gates::{GateChange, GateItem, GateWish};
+use crate::wire::gates::{GateChange, GateItem, GateWish, PoolItem, ShareItem};
 
 /// Every gate that was ever set, in the order of their flows.
 pub async fn list(store: &dyn Store) -> Result<Items<GateItem>, ApiError> {
@@ -67,9 +67,17 @@ async fn item(
         replay_rate,
         is_opening: _,
         deployment,
-        canary: _,
-        pools: _,
+        canary,
+        pools,
     } = gate;
+    let canary = canary.map(|canary| ShareItem {
+        revision: canary.revision.to_string(),
+        share: canary.share.to_string(),
+    });
+    let pools = pools.into_iter().map(|(revision, pool)| PoolItem {
+        revision: revision.to_string(),
+        pool: pool.to_string(),
+    });
     let age = |at| u64::try_from(now.since(at).as_millis()).unwrap_or(u64::MAX);
     Ok(GateItem {
         flow: flow.to_string(),
@@ -83,6 +91,8 @@ async fn item(
         deadline: deadline.map(|at| at.to_string()),
         replay_rate,
         deployment: deployment.map(|deployment| deployment.to_string()),
+        canary,
+        pools: pools.collect(),
         set_at: record.map(|record| record.written_at.to_string()),
     })
 }

@@ -80,6 +80,14 @@ impl BarePostgres {
     }
 
     /// Removes its own schema and `schema`.
+    /// Does what the server does by itself within a minute, on the tables of a store that grow.
+    pub(crate) async fn vacuum(&self, schema: &str) -> anyhow::Result<()> {
+        let (client, _driver) = self.connect().await?;
+        let tables = ["runs", "log", "jobs"].map(|table| format!("{schema}.{table}"));
+        client.batch_execute(&format!("VACUUM (ANALYZE) {}", tables.join(", "))).await?;
+        Ok(())
+    }
+
     pub(crate) async fn remove(&self, schema: &str) -> anyhow::Result<()> {
         let (client, _driver) = self.connect().await?;
         for schema in [schema, &self.schema] {
