@@ -34,7 +34,8 @@ pub struct Gate {
     /// By when it should be open again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// How many runs a second are released of what it holds; as many as can be if none.
+    /// By how many runs a second what it holds grows less: as many as come in are released besides.
+    /// As many as can be if none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay_rate: Option<u32>,
     /// Whether the last few that are held go on now: what starts waits a moment for the gate to

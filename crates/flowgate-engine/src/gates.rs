@@ -493,6 +493,7 @@ async fn replay(
     gate: &Gate,
 ) -> Result<(), EngineError> {
     let mut gate = gate.clone();
+    let mut pace = Pace::new(gate.replay_rate);
     while reign.is_held() {
         let waiting = held(instance, flow).await?;
         if waiting.len() <= few(gate.replay_rate) {
@@ -503,12 +504,21 @@ async fn replay(
             }
             continue;
         }
-        let mut pace = Pace::new(gate.replay_rate);
         let mut left = waiting.as_slice();
+        let mut known = waiting.len();
         while !left.is_empty() && reign.is_held() {
-            let count = pace.next().await.min(left.len());
-            let (now, rest) = left.split_at(count);
-            release(instance, flow, now).await?;
+            let mut count = pace.next().await;
+            if gate.replay_rate.is_some() {
+                // What came meanwhile is let go besides, or under a load it would never end.
+                let all = instance.store.count_runs(&held_of(flow)).await?;
+                let all = usize::try_from(all).unwrap_or(usize::MAX);
+                count += all.saturating_sub(known);
+                known = all.saturating_sub(count.min(left.len()));
+            }
+            let (now, rest) = left.split_at(count.min(left.len()));
+            for some in now.chunks(RELEASES_MAX) {
+                release(instance, flow, some).await?;
+            }
             left = rest;
             if read(instance, flow).await?.generation != gate.generation {
                 return Ok(());

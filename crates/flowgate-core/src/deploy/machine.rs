@@ -5,7 +5,8 @@
 //! may have been done by an instance that died before it could say so.
 //!
 //! Held starts and checkpoints are let go at the replay rate: a few, then a wait as long as they
-//! were worth. A driver that was away does not make up for it.
+//! were worth. A driver that was away does not make up for it. Starts that came meanwhile are let go
+//! besides, so that what is held grows less by the rate, however many come.
 
 use std::time::Duration;
 
@@ -93,8 +94,10 @@ pub struct Gate {
 pub struct Replayed {
     /// When.
     pub at: Timestamp,
-    /// How many.
+    /// How many, but for those that had come since the time before.
     pub count: u32,
+    /// How many starts were held after it.
+    pub left: u64,
 }
 
 /// A smoke test that was started.
@@ -181,8 +184,10 @@ pub enum Next {
     Replay {
         /// Of what.
         source: Source,
-        /// How many at most.
+        /// How many at most, by the rate.
         count: u32,
+        /// How many more: as many as came since the last were let go.
+        besides: u32,
     },
     /// Let starts through under this generation if nothing is held, and the gate has no later one.
     OpenGate {
@@ -496,6 +501,7 @@ fn go_on(deployment: &Deployment, seen: &Seen, revision: &Revision) -> Option<Ne
 
 fn replay(deployment: &Deployment, seen: &Seen, source: Source, left: u64) -> Next {
     let left = u32::try_from(left).unwrap_or(u32::MAX);
+    let mut came = 0;
     let batch = match deployment.settings.replay_rate {
         ReplayRate::Unlimited => REPLAY_BATCH_MAX,
         ReplayRate::PerSecond(rate) => {
@@ -506,11 +512,15 @@ fn replay(deployment: &Deployment, seen: &Seen, source: Source, left: u64) -> Ne
                 if seen.now < until {
                     return Next::Wait { until };
                 }
+                if source == Source::Hold {
+                    came = u32::try_from(seen.held.saturating_sub(last.left)).unwrap_or(u32::MAX);
+                }
             }
             (rate.get() / REPLAY_BATCHES_PER_SECOND).clamp(1, REPLAY_BATCH_MAX)
         }
     };
-    Next::Replay { source, count: batch.min(left) }
+    let count = batch.min(left);
+    Next::Replay { source, count, besides: came.min(left - count) }
 }
 
 /// Tells somebody, if there is something to tell, somebody to tell, and it was not done.

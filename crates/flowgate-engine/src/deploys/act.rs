@@ -30,6 +30,8 @@ const ALERT_MAX: Duration = Duration::from_secs(5);
 const ALERTS_AGAIN_MAX: u32 = 2;
 /// Tries to start a smoke test while the gate moves.
 pub(super) const TRIES_MAX: usize = 20;
+/// Held runs that are let go by one call.
+const RELEASED_MAX: usize = 500;
 
 impl Driver {
     /// Does one thing.
@@ -48,11 +50,11 @@ impl Driver {
             Next::StartShadow { originals } => self.start_shadow(deployment, &originals).await,
             Next::StubShadow { originals } => self.stub_shadow(deployment, &originals).await,
             Next::Activate { revision } => self.activate(deployment, &revision, memo).await,
-            Next::Replay { source: Source::Hold, count } => {
-                self.replay_held(held, count, seen, memo).await
+            Next::Replay { source: Source::Hold, count, besides } => {
+                self.replay_held(held, (count, besides), seen, memo).await
             }
-            Next::Replay { source: Source::Checkpoints, count } => {
-                memo.last_replay = Some(Replayed { at: seen.now, count });
+            Next::Replay { source: Source::Checkpoints, count, .. } => {
+                memo.last_replay = Some(Replayed { at: seen.now, count, left: seen.held });
                 self.replay_checkpoints(deployment, count, &seen.active).await
             }
             Next::OpenGate { .. } => self.open_gate(held, seen).await,
@@ -254,11 +256,11 @@ impl Driver {
         Ok(())
     }
 
-    /// Lets the oldest held runs go on.
+    /// Lets the oldest held runs go on: so many by the rate, and so many besides.
     async fn replay_held(
         &self,
         held: &Held,
-        count: u32,
+        (count, besides): (u32, u32),
         seen: &Seen,
         memo: &mut Memo,
     ) -> Result<(), Trouble> {
@@ -266,11 +268,16 @@ impl Driver {
         if memo.waiting.is_empty() {
             memo.waiting = gates::held(instance, &deployment.flow).await?.into();
         }
-        let count = usize::try_from(count).unwrap_or(usize::MAX).min(memo.waiting.len());
-        let runs: Vec<_> = memo.waiting.drain(..count).collect();
-        let mut released = gates::release(instance, &deployment.flow, &runs).await?;
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
-        memo.last_replay = Some(Replayed { at: seen.now, count });
+        let wanted = usize::try_from(count.saturating_add(besides)).unwrap_or(usize::MAX);
+        let runs: Vec<_> = memo.waiting.drain(..wanted.min(memo.waiting.len())).collect();
+        let mut released = 0;
+        for some in runs.chunks(RELEASED_MAX) {
+            released += gates::release(instance, &deployment.flow, some).await?;
+        }
+        let gone = u64::try_from(runs.len()).unwrap_or(u64::MAX);
+        let left = seen.held.saturating_sub(gone);
+        let count = count.min(u32::try_from(runs.len()).unwrap_or(u32::MAX));
+        memo.last_replay = Some(Replayed { at: seen.now, count, left });
         let gate = gates::read(instance, &deployment.flow).await?;
         let is_ours = gate.deployment.as_ref() == Some(&deployment.deployment_id.0);
         if is_ours && memo.waiting.is_empty() {

@@ -17,6 +17,7 @@ use flowgate_engine::{
 use flowgate_store::{MemoryStore, Store, whole_log};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use crate::shared::{Place, shut_down};
 use crate::world::{eventually, payload};
@@ -192,6 +193,38 @@ async fn a_hold_ends_at_its_deadline_and_releases_at_its_rate(stores: Vec<Arc<dy
     shut_down(scene.engines).await;
 }
 
+async fn a_hold_that_is_let_go_at_a_rate_ends_although_more_comes(stores: Vec<Arc<dyn Store>>) {
+    let scene = Scene::new(stores).await;
+    scene.engines[0].hold("orders", HoldRequest::default()).await.unwrap();
+    for n in 0..10 {
+        scene.start(0, n).await;
+    }
+    let (engine, is_over) = (scene.engines[0].clone(), CancellationToken::new());
+    let until = is_over.clone();
+    let load = tokio::spawn(async move {
+        let mut ticks = tokio::time::interval(Duration::from_millis(10));
+        let mut started = 0;
+        while !until.is_cancelled() {
+            ticks.tick().await;
+            engine
+                .start_run("orders", StartRequest::new(payload(json!({ "n": 99 }))))
+                .await
+                .unwrap();
+            started += 1;
+        }
+        started
+    });
+    // Five times as many come in a second as the rate lets go of those that were held.
+    scene.engines[0].let_go("orders", Some(20)).await.unwrap();
+    scene.wait_open().await;
+    is_over.cancel();
+    let started: usize = load.await.unwrap();
+    let all = async || scene.done.numbers("take").len() == started + 10;
+    eventually("every run has ended, once", all).await;
+    assert_eq!(scene.done.numbers("take")[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    shut_down(scene.engines).await;
+}
+
 macro_rules! on_every_store {
     ($($case:ident),+) => {
         mod memory {
@@ -220,5 +253,6 @@ macro_rules! on_every_store {
 on_every_store!(
     what_starts_at_a_closed_gate_is_held_and_goes_on_in_its_order,
     a_full_hold_refuses_with_the_reason,
-    a_hold_ends_at_its_deadline_and_releases_at_its_rate
+    a_hold_ends_at_its_deadline_and_releases_at_its_rate,
+    a_hold_that_is_let_go_at_a_rate_ends_although_more_comes
 );

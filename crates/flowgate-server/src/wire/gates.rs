@@ -30,7 +30,7 @@ pub struct GateItem {
     /// When it lets go by itself.
     #[schema(format = DateTime)]
     pub deadline: Option<String>,
-    /// How many runs a second it lets go; null for as many as can be.
+    /// How many runs a second it lets go, besides as many as come in; null for as many as can be.
     pub replay_rate: Option<u32>,
     /// The deployment that it belongs to.
     pub deployment: Option<String>,
@@ -83,7 +83,8 @@ pub struct GateChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "10m")]
     pub deadline: Option<String>,
-    /// How many runs a second are let go, with `open`; as many as can be without.
+    /// How many runs a second are let go, besides as many as come in, with `open`; as many as can be
+    /// without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1_000_000)]
     pub rate: Option<u32>,

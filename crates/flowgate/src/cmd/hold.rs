@@ -75,7 +75,7 @@ Examples:
 struct Off {
     /// The flow
     flow: String,
-    /// Let go at most this many runs a second [default: as many as can be]
+    /// Let go at most this many runs a second, besides as many as come in [default: as many as can be]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
     rate: Option<u32>,
     /// Return when the gate is open

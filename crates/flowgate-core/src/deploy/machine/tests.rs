@@ -310,11 +310,11 @@ fn what_was_stopped_goes_on_in_order_and_then_the_gate_opens() {
     let mut now = Seen { gate: HOLDING, checkpoints: 1, held: 2, ..seen(50) };
     assert_eq!(next(&deployment, &now), Next::Activate { revision: to() });
     now.active = to();
-    let one = |source| Next::Replay { source, count: 1 };
+    let one = |source| Next::Replay { source, count: 1, besides: 0 };
     assert_eq!(next(&deployment, &now), one(Source::Checkpoints));
     now.checkpoints = 0;
     assert_eq!(next(&deployment, &now), one(Source::Hold));
-    now.last_replay = Some(Replayed { at: Timestamp(40), count: 1 });
+    now.last_replay = Some(Replayed { at: Timestamp(40), count: 1, left: 2 });
     assert_eq!(next(&deployment, &now), Next::Wait { until: Timestamp(140) });
     now.held = 0;
     assert_eq!(next(&deployment, &now), Next::OpenGate { generation: 7 });
@@ -335,10 +335,29 @@ fn the_replay_rate_sets_the_size_of_a_batch() {
         let settings = Settings { replay_rate, ..tested(Strategy::BlueGreen) };
         let deployment = at_phase(settings, &TO_RESUME);
         let held = Seen { active: to(), gate: HOLDING, held: 9_999, ..seen(5) };
-        let replay = Next::Replay { source: Source::Hold, count: wanted };
+        let replay = Next::Replay { source: Source::Hold, count: wanted, besides: 0 };
         assert_eq!(next(&deployment, &held), replay, "{replay_rate}");
         let few = Seen { held: 1, ..held };
-        assert_eq!(next(&deployment, &few), Next::Replay { source: Source::Hold, count: 1 });
+        let one = Next::Replay { source: Source::Hold, count: 1, besides: 0 };
+        assert_eq!(next(&deployment, &few), one);
+    }
+}
+
+#[test]
+fn what_is_held_grows_less_by_the_replay_rate_however_many_come() {
+    let deployment = at_phase(tested(Strategy::BlueGreen), &TO_RESUME);
+    let last_replay = Some(Replayed { at: Timestamp(5), count: 1, left: 40 });
+    // How many are held at the next look, of which those over 40 came since; what is let go.
+    for (held, wanted) in
+        [(40, (1, 0)), (47, (1, 7)), (2_040, (1, 2_000)), (0, (0, 0)), (3, (1, 0))]
+    {
+        let now = Seen { active: to(), gate: HOLDING, held, last_replay, ..seen(105) };
+        let (count, besides) = wanted;
+        let replay = Next::Replay { source: Source::Hold, count, besides };
+        match next(&deployment, &now) {
+            Next::OpenGate { .. } => assert_eq!(held, 0),
+            found => assert_eq!(found, replay, "{held} are held"),
+        }
     }
 }
 

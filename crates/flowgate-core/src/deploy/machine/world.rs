@@ -253,8 +253,9 @@ impl World {
         match &action {
             Next::Measure(Moment::Before) => self.memory.before = Some(Figures::default()),
             Next::Measure(Moment::After) => self.memory.after = Some(Figures::default()),
-            Next::Replay { count, .. } => {
-                self.memory.last_replay = Some(Replayed { at: self.now, count: *count });
+            Next::Replay { count: by_rate, .. } => {
+                let (at, count, left) = (self.now, *by_rate, count(self.hold.len()));
+                self.memory.last_replay = Some(Replayed { at, count, left });
             }
             Next::Alert { .. } => self.memory.is_alerted = true,
             Next::Become(_)
@@ -319,7 +320,7 @@ impl World {
                 self.share = None;
             }
             Next::SetShare { share } => self.share = Some(*share),
-            Next::Replay { source, count } => self.replay(*source, *count),
+            Next::Replay { source, count, besides } => self.replay(*source, *count + *besides),
             Next::Wait { .. } | Next::Measure(_) | Next::Alert { .. } | Next::Finish => {}
         }
     }
