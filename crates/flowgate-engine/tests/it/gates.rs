@@ -199,26 +199,24 @@ async fn a_hold_that_is_let_go_at_a_rate_ends_although_more_comes(stores: Vec<Ar
     for n in 0..10 {
         scene.start(0, n).await;
     }
-    let (engine, is_over) = (scene.engines[0].clone(), CancellationToken::new());
-    let until = is_over.clone();
-    let load = tokio::spawn(async move {
+    let is_over = CancellationToken::new();
+    let load = async {
         let mut ticks = tokio::time::interval(Duration::from_millis(10));
         let mut started = 0;
-        while !until.is_cancelled() {
+        while !is_over.is_cancelled() {
             ticks.tick().await;
-            engine
-                .start_run("orders", StartRequest::new(payload(json!({ "n": 99 }))))
-                .await
-                .unwrap();
+            scene.start(0, 99).await;
             started += 1;
         }
         started
-    });
+    };
     // Five times as many come in a second as the rate lets go of those that were held.
     scene.engines[0].let_go("orders", Some(20)).await.unwrap();
-    scene.wait_open().await;
-    is_over.cancel();
-    let started: usize = load.await.unwrap();
+    let opened = async {
+        scene.wait_open().await;
+        is_over.cancel();
+    };
+    let (started, ()): (usize, ()) = tokio::join!(load, opened);
     let all = async || scene.done.numbers("take").len() == started + 10;
     eventually("every run has ended, once", all).await;
     assert_eq!(scene.done.numbers("take")[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);

@@ -254,7 +254,8 @@ impl World {
             Next::Measure(Moment::Before) => self.memory.before = Some(Figures::default()),
             Next::Measure(Moment::After) => self.memory.after = Some(Figures::default()),
             Next::Replay { count: by_rate, .. } => {
-                let (at, count, left) = (self.now, *by_rate, count(self.hold.len()));
+                let (at, count, left) = (self.now, *by_rate, self.hold.len());
+                let left = u64::try_from(left).expect("a count fits");
                 self.memory.last_replay = Some(Replayed { at, count, left });
             }
             Next::Alert { .. } => self.memory.is_alerted = true,
