@@ -3,6 +3,8 @@
 // A peer has a name and one or more settings to try. A setting opens to {chain, single, close}:
 // `chain` runs five steps that do nothing, one after the other, `single` runs one, and both resolve
 // once the last of them has been settled. The setting with the fastest chain speaks for the peer.
+// If by some settings the end of a step and the beginning of the next are one write (`atomic`), the
+// fastest of those speaks too: a crash between the two loses and doubles nothing there.
 
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -27,32 +29,35 @@ export async function measure({ name, module, settings }) {
   const { values } = parseArgs({ options: { quick: { type: 'boolean', default: false } } });
   const scale = values.quick ? QUICK : FULL;
   const tried = {};
-  let best;
   for (const setting of settings) {
     const peer = await setting.open();
     tried[setting.name] = (await chains(peer, scale.trialChains)).perSecond * STEPS;
     await peer.close();
-    if (!best || tried[setting.name] > tried[best.name]) best = setting;
   }
+  const fastest = settings.toSorted((a, b) => tried[b.name] - tried[a.name]);
+  const speakers = new Set([fastest[0], fastest.find(({ atomic }) => atomic) ?? fastest[0]]);
+  for (const setting of speakers) {
+    const figures = await measureSetting(setting, scale);
+    const { name: chosen, atomic = false } = setting;
+    const peer = { peer: name, version: version(module), setting: chosen, atomic, tried };
+    process.stdout.write(`${JSON.stringify({ ...peer, ...figures })}\n`);
+  }
+}
 
-  const peer = await best.open();
+async function measureSetting(setting, scale) {
+  const peer = await setting.open();
   const chain = await chains(peer, scale.chains);
   const single = await drive(peer.single, scale.singles, IN_FLIGHT);
   await drive(peer.chain, 5, 1);
   const idle = await drive(peer.chain, scale.idle, 1);
   await peer.close();
-  const figures = {
-    peer: name,
-    version: version(module),
-    setting: best.name,
-    tried,
+  return {
     chain_steps_per_s: chain.perSecond * STEPS,
     single_jobs_per_s: single.perSecond,
     idle_chain_p50_ms: percentile(idle.latencies, 0.5),
     idle_chain_p99_ms: percentile(idle.latencies, 0.99),
     cpu_us_per_step: chain.cpuMicroseconds / (scale.chains * STEPS),
   };
-  process.stdout.write(`${JSON.stringify(figures)}\n`);
 }
 
 async function chains(peer, times) {

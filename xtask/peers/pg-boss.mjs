@@ -15,10 +15,10 @@ async function open({ notify }, serve) {
   if (await boss.getQueue(QUEUE)) await boss.deleteQueue(QUEUE);
   await boss.createQueue(QUEUE, { notify });
   const waiting = new Waiting();
-  const steps = async (jobs) => {
+  const steps = async (jobs, options) => {
     const unfinished = jobs.filter(({ data }) => data.left > 0);
     const next = unfinished.map(({ data: { run, left } }) => ({ data: { run, left: left - 1 } }));
-    if (next.length > 0) await boss.insert(QUEUE, next);
+    if (next.length > 0) await boss.insert(QUEUE, next, options);
   };
   const settled = (jobs) => {
     for (const { data } of jobs) if (data.left === 0) waiting.settled(data.run);
@@ -51,6 +51,21 @@ async function byWork({ boss, steps, settled }) {
   return () => boss.offWork(QUEUE);
 }
 
+/** Workers whose steps, and the insertion of the next ones, are one transaction with their end. */
+const inTransactions = (options) => async ({ boss, steps, settled }) => {
+  const shared = {
+    transactional: true,
+    pollingIntervalSeconds: 0.5,
+    notifyPollingIntervalSeconds: 0.5,
+    burstWhenBatchFull: true,
+  };
+  await boss.work(QUEUE, { ...shared, ...options }, async (jobs, db) => {
+    await steps(jobs, { db });
+    settled(jobs);
+  });
+  return () => boss.offWork(QUEUE);
+};
+
 /** A loop of our own around fetch and complete, which waits less than a worker may. */
 async function byFetch({ boss, steps, settled }) {
   let ended = false;
@@ -77,5 +92,15 @@ await measure({
     { name: 'work() with notify', open: () => open({ notify: true }, byWork) },
     { name: 'work() in bursts', open: () => open({ notify: false }, byWork) },
     { name: 'a loop around fetch()', open: () => open({ notify: false }, byFetch) },
+    {
+      name: 'work() in transactions, a job each',
+      atomic: true,
+      open: () => open({ notify: true }, inTransactions({ batchSize: 1, localConcurrency: 16 })),
+    },
+    {
+      name: 'work() in transactions, 50 jobs each',
+      atomic: true,
+      open: () => open({ notify: true }, inTransactions({ batchSize: 50, localConcurrency: 2 })),
+    },
   ],
 });

@@ -2,12 +2,13 @@
 //!
 //! No container engine is needed. Every command line in the files is given to the binary, every
 //! variable is set for it, every port, path and metric is looked up on an instance that really
-//! runs; and each format is judged by what others use for it: the schemas of Kubernetes, `promtool`
-//! and `systemd-analyze`.
+//! runs; and each format is judged by what others use for it: the schemas of Kubernetes, `promtool`,
+//! `systemd-analyze` and nginx.
 
 mod binary;
 mod helm;
 mod launches;
+mod nginx;
 mod slips;
 mod tools;
 
@@ -114,6 +115,8 @@ impl Checks {
         }
         findings.extend(tools::check_rules(&folder.join("prometheus/alerts.yaml"))?);
         findings.extend(tools::check_board(&folder.join("grafana/flowgate.json"))?);
+        findings
+            .extend(nginx::check(&folder.join("compose/edge/nginx.conf"), &self.running.address)?);
         findings.extend(tools::check_image(&folder.join("rootfs.sh"), &binary.path)?);
         Ok(findings)
     }

@@ -12,7 +12,7 @@
 //!   open ──hold──► holding ──let go──► replaying ──nothing is held──► open
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -494,38 +494,58 @@ async fn replay(
 ) -> Result<(), EngineError> {
     let mut gate = gate.clone();
     let mut pace = Pace::new(gate.replay_rate);
+    // Those that were listed and wait, and how many are held in all, as far as is known.
+    let (mut waiting, mut known) = (VecDeque::new(), None);
     while reign.is_held() {
-        let waiting = held(instance, flow).await?;
-        if waiting.len() <= few(gate.replay_rate) {
-            open(instance, flow, &gate, None).await?;
-            gate = read(instance, flow).await?;
-            if gate.state != GateState::Replaying || gate.deployment.is_some() {
-                return Ok(());
+        if waiting.is_empty() {
+            waiting = held(instance, flow).await?.into();
+            if waiting.len() <= few(gate.replay_rate) {
+                open(instance, flow, &gate, None).await?;
+                gate = read(instance, flow).await?;
+                if gate.state != GateState::Replaying || gate.deployment.is_some() {
+                    return Ok(());
+                }
+                continue;
             }
-            continue;
         }
-        let mut left = waiting.as_slice();
-        let mut known = waiting.len();
-        while !left.is_empty() && reign.is_held() {
-            let mut count = pace.next().await;
-            if gate.replay_rate.is_some() {
-                // What came meanwhile is let go besides, or under a load it would never end.
-                let all = instance.store.count_runs(&held_of(flow)).await?;
-                let all = usize::try_from(all).unwrap_or(usize::MAX);
-                count += all.saturating_sub(known);
-                known = all.saturating_sub(count.min(left.len()));
-            }
-            let (now, rest) = left.split_at(count.min(left.len()));
-            for some in now.chunks(RELEASES_MAX) {
-                release(instance, flow, some).await?;
-            }
-            left = rest;
-            if read(instance, flow).await?.generation != gate.generation {
-                return Ok(());
-            }
+        let mut count = pace.next().await;
+        if gate.replay_rate.is_some() {
+            // What came meanwhile is let go besides, or under a load it would never end.
+            let all = instance.store.count_runs(&held_of(flow)).await?;
+            let all = usize::try_from(all).unwrap_or(usize::MAX);
+            count += all.saturating_sub(known.unwrap_or(all));
+            known = Some(all.saturating_sub(count));
+        }
+        release_of(instance, flow, &mut waiting, count).await?;
+        if read(instance, flow).await?.generation != gate.generation {
+            return Ok(());
         }
     }
     Ok(())
+}
+
+/// Lets so many go on of those that wait, and of those that came since they were listed; how many
+/// did.
+pub(crate) async fn release_of(
+    instance: &Arc<Instance>,
+    flow: &Arc<str>,
+    waiting: &mut VecDeque<HeldRun>,
+    count: usize,
+) -> Result<u64, EngineError> {
+    let (mut left, mut released) = (count, 0);
+    while left > 0 {
+        if waiting.is_empty() {
+            *waiting = held(instance, flow).await?.into();
+        }
+        let some: Vec<HeldRun> =
+            waiting.drain(..left.min(waiting.len()).min(RELEASES_MAX)).collect();
+        if some.is_empty() {
+            break;
+        }
+        released += release(instance, flow, &some).await?;
+        left -= some.len();
+    }
+    Ok(released)
 }
 
 /// How many are few enough to be let go while what starts waits.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use flowgate_testbed::Stopwatch;
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::metrics_in;
 use crate::launch;
@@ -36,6 +37,10 @@ pub(super) struct Binary {
 pub(super) struct Found {
     pub(super) paths: Vec<String>,
     pub(super) metrics: BTreeSet<String>,
+    /// Where it answers, as long as this is kept.
+    pub(super) address: String,
+    _instance: Process,
+    _folder: TempDir,
 }
 
 impl Binary {
@@ -96,31 +101,31 @@ impl Binary {
             .stderr(Stdio::null())
             .spawn()
             .context("starting an instance")?;
-        let _instance = Instance(child);
+        let instance = Process(child);
         let watch = Stopwatch::start();
         while get(&address, "/readyz").ok().is_none_or(|(status, _)| status != 200) {
             ensure!(watch.elapsed() < READY_MAX, "an instance is not ready after {READY_MAX:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        let mut found = Found { paths: Vec::new(), metrics: BTreeSet::new() };
+        let (mut paths, mut metrics) = (Vec::new(), BTreeSet::new());
         for path in PATHS {
             let (status, body) = get(&address, path)?;
             if status == 200 {
-                found.paths.push(path.to_owned());
+                paths.push(path.to_owned());
             }
             if path == "/metrics" {
-                found.metrics = metrics_in(&body);
+                metrics = metrics_in(&body);
             }
         }
-        Ok(found)
+        Ok(Found { paths, metrics, address, _instance: instance, _folder: folder })
     }
 }
 
-/// An instance that ends with this.
+/// A process that ends with this.
 #[derive(Debug)]
-struct Instance(Child);
+pub(super) struct Process(pub(super) Child);
 
-impl Drop for Instance {
+impl Drop for Process {
     fn drop(&mut self) {
         // It is gone either way.
         self.0.kill().unwrap_or_default();
@@ -147,7 +152,7 @@ fn first_line(output: &std::process::Output) -> Option<String> {
     Some(text.lines().next().unwrap_or("it fails without a word").to_owned())
 }
 
-fn get(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
+pub(super) fn get(address: &str, path: &str) -> anyhow::Result<(u16, String)> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n")?;

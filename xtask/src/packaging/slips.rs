@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use super::{Checks, read};
 
 /// A file, what is written there, what is written instead, and what a finding says about it.
-const SLIPS: [(&str, &str, &str, &str); 11] = [
+const SLIPS: [(&str, &str, &str, &str); 12] = [
     ("kubernetes/job-workers.yaml", "--concurrency", "--concurency", "--concurency"),
     ("kubernetes/cron-workers.yaml", "--role, cron-worker", "--role, cron-wroker", "cron-wroker"),
     ("kubernetes/job-workers.yaml", "FLOWGATE_LOG", "FLOWGATE_LOUD", "FLOWGATE_LOUD"),
@@ -21,6 +21,7 @@ const SLIPS: [(&str, &str, &str, &str); 11] = [
     ),
     ("kubernetes/service.yaml", "clusterIP", "clusterIp", "clusterIp"),
     ("compose/redis.yaml", "stop_grace_period", "stop_grace", "stop_grace"),
+    ("compose/edge/nginx.conf", "http://flowgate/readyz", "http://flowgate/ready", "/health"),
     ("helm/flowgate/templates/workers.yaml", "- --queues", "- --queue", "--queue"),
     ("prometheus/alerts.yaml", "flowgate_leader_active", "flowgate_leader_alive", "leader_alive"),
     ("systemd/flowgate.service", "WatchdogSec", "WatchDogSec", "WatchDogSec"),

@@ -14,6 +14,7 @@ use crate::workspace::run_to_end;
 const TOOLS: &[Tool] = &[
     Tool { binary: "python3", packages: &["python3"] },
     Tool { binary: "npm", packages: &["npm"] },
+    Tool { binary: "nginx", packages: &["nginx-light"] },
     Tool { binary: "promtool", packages: &["prometheus"] },
     Tool { binary: "systemd-analyze", packages: &["systemd"] },
     Tool { binary: "ldd", packages: &["libc-bin"] },
@@ -182,7 +183,7 @@ fn quietly(command: &mut Command) -> anyhow::Result<bool> {
     Ok(ended.context("starting python3")?.success())
 }
 
-fn said(output: &std::process::Output) -> String {
+pub(super) fn said(output: &std::process::Output) -> String {
     let both =
         [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
     both.concat().trim().to_owned()

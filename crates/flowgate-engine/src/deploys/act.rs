@@ -30,8 +30,6 @@ const ALERT_MAX: Duration = Duration::from_secs(5);
 const ALERTS_AGAIN_MAX: u32 = 2;
 /// Tries to start a smoke test while the gate moves.
 pub(super) const TRIES_MAX: usize = 20;
-/// Held runs that are let go by one call.
-const RELEASED_MAX: usize = 500;
 
 impl Driver {
     /// Does one thing.
@@ -265,18 +263,10 @@ impl Driver {
         memo: &mut Memo,
     ) -> Result<(), Trouble> {
         let (instance, deployment) = (&self.instance, &held.deployment);
-        if memo.waiting.is_empty() {
-            memo.waiting = gates::held(instance, &deployment.flow).await?.into();
-        }
         let wanted = usize::try_from(count.saturating_add(besides)).unwrap_or(usize::MAX);
-        let runs: Vec<_> = memo.waiting.drain(..wanted.min(memo.waiting.len())).collect();
-        let mut released = 0;
-        for some in runs.chunks(RELEASED_MAX) {
-            released += gates::release(instance, &deployment.flow, some).await?;
-        }
-        let gone = u64::try_from(runs.len()).unwrap_or(u64::MAX);
-        let left = seen.held.saturating_sub(gone);
-        let count = count.min(u32::try_from(runs.len()).unwrap_or(u32::MAX));
+        let waiting = &mut memo.waiting;
+        let mut released = gates::release_of(instance, &deployment.flow, waiting, wanted).await?;
+        let left = seen.held.saturating_sub(released);
         memo.last_replay = Some(Replayed { at: seen.now, count, left });
         let gate = gates::read(instance, &deployment.flow).await?;
         let is_ours = gate.deployment.as_ref() == Some(&deployment.deployment_id.0);

@@ -14,6 +14,9 @@ pub(crate) struct Peer {
     peer: String,
     version: String,
     setting: String,
+    /// Whether the end of a step and the beginning of the next are one write, as ours are.
+    #[serde(default)]
+    atomic: bool,
     /// Steps per second of a short trial of each setting.
     tried: serde_json::Map<String, serde_json::Value>,
     chain_steps_per_s: f64,
@@ -27,12 +30,15 @@ pub(crate) struct Peer {
 struct Promise {
     store: &'static str,
     peers: &'static [&'static str],
+    /// Whether only settings count by which a crash between two steps loses and doubles nothing.
+    is_atomic: bool,
     times: f64,
 }
 
-const PROMISES: [Promise; 2] = [
-    Promise { store: "redis", peers: &["bullmq"], times: 5.0 },
-    Promise { store: "postgres", peers: &["dbos", "pg-boss"], times: 8.0 },
+const PROMISES: [Promise; 3] = [
+    Promise { store: "redis", peers: &["bullmq"], is_atomic: false, times: 5.0 },
+    Promise { store: "postgres", peers: &["dbos", "pg-boss"], is_atomic: true, times: 8.0 },
+    Promise { store: "postgres", peers: &["pg-boss"], is_atomic: false, times: 2.5 },
 ];
 
 /// Reads one peer a line.
@@ -45,7 +51,10 @@ pub(crate) fn read(file: &Path) -> anyhow::Result<Vec<Peer>> {
 /// Our chain against the best peer that was measured on the same store.
 pub(crate) fn add_ratios(report: &mut Report) {
     for promise in &PROMISES {
-        let measured = report.peers.iter().filter(|peer| promise.peers.contains(&&*peer.peer));
+        let counts = |peer: &&Peer| {
+            promise.peers.contains(&&*peer.peer) && (peer.atomic || !promise.is_atomic)
+        };
+        let measured = report.peers.iter().filter(counts);
         let best = measured.max_by(|a, b| a.chain_steps_per_s.total_cmp(&b.chain_steps_per_s));
         let ours = figure(&report.results, promise.store, "chain");
         if let (Some(best), Some(ours)) = (best, ours) {
