@@ -219,7 +219,9 @@ async fn a_hold_that_is_let_go_at_a_rate_ends_although_more_comes(stores: Vec<Ar
     let (started, ()): (usize, ()) = tokio::join!(load, opened);
     let all = async || scene.done.numbers("take").len() == started + 10;
     eventually("every run has ended, once", all).await;
-    assert_eq!(scene.done.numbers("take")[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    let mut first: Vec<u64> = scene.done.numbers("take").into_iter().filter(|n| *n < 10).collect();
+    first.sort_unstable();
+    assert_eq!(first, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     shut_down(scene.engines).await;
 }
 
