@@ -16,7 +16,7 @@ use flowgate_engine::{
     SchedulerConfig, StartRequest, StepContext, Workers, checkpoints, deployment_report,
     deployments, find_deployment, instance_id,
 };
-use flowgate_store::{SqliteOptions, SqliteStore, Store, whole_log};
+use flowgate_store::{Queues, SqliteOptions, SqliteStore, Store, whole_log};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -476,7 +476,10 @@ impl Leader {
             .unwrap();
         let engine = {
             let _entered = runtime.enter();
-            Engine::start(store, workers, config()).unwrap()
+            // What it would execute when it dies is its own for the rest of a lease, and longer than
+            // smoke tests may take.
+            let queues = Queues::Only(vec!["no-step-has-this".into()]);
+            Engine::start(store, workers, EngineConfig { queues, ..config() }).unwrap()
         };
         Self { engine, runtime }
     }
