@@ -213,7 +213,11 @@ async fn equal_outputs_are_promoted_and_no_effect_is_done_again(stores: Vec<Arc<
         (Phase::Completed, 3, 0),
         "{ended:?}"
     );
-    let last: Vec<RunId> = runs.iter().rev().take(3).copied().collect();
+    // Those that were accepted in one millisecond are in the order of their ids.
+    let query = RunQuery { flow: Some("orders".into()), limit: 100, ..RunQuery::default() };
+    let rows = scene.store().list_runs(&query).await.unwrap();
+    let originals = rows.iter().map(|row| row.run.run_id).filter(|run_id| runs.contains(run_id));
+    let last: Vec<RunId> = originals.take(3).collect();
     assert_eq!(shadow.originals, last, "the latest first");
     let floor = &scene.floor;
     assert_eq!((floor.count("charge"), floor.count("price-new"), floor.count("ship")), (5, 3, 8));
