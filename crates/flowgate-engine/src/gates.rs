@@ -44,7 +44,7 @@ const RELOAD_MAX: Duration = Duration::from_secs(3);
 /// How long a count of what a flow holds is good for; what is held here since is added.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 /// Held runs that are released by one call, and that are read at a time for it.
-const RELEASES_MAX: usize = 100;
+const RELEASES_MAX: usize = 500;
 const READS_MAX: usize = 16;
 /// Records that are kept of held runs while they are let go; those of the rest are read again.
 const RECORDS_MAX: usize = 10_000;
@@ -525,20 +525,20 @@ async fn replay(
 }
 
 /// Lets so many go on of those that wait, and of those that came since they were listed; how many
-/// did.
+/// did. They are listed once at most: what comes while this goes on is for the next call.
 pub(crate) async fn release_of(
     instance: &Arc<Instance>,
     flow: &Arc<str>,
     waiting: &mut VecDeque<HeldRun>,
     count: usize,
 ) -> Result<u64, EngineError> {
-    let (mut left, mut released) = (count, 0);
+    let (mut left, mut released, mut is_listed) = (count, 0, false);
     while left > 0 {
-        if waiting.is_empty() {
+        if waiting.is_empty() && !is_listed {
             *waiting = held(instance, flow).await?.into();
+            is_listed = true;
         }
-        let some: Vec<HeldRun> =
-            waiting.drain(..left.min(waiting.len()).min(RELEASES_MAX)).collect();
+        let some = take(instance, waiting, left.min(RELEASES_MAX)).await?;
         if some.is_empty() {
             break;
         }
@@ -546,6 +546,30 @@ pub(crate) async fn release_of(
         left -= some.len();
     }
     Ok(released)
+}
+
+/// Takes the oldest of those that wait. Where they part between some that were accepted at the same
+/// time, those are put in their order first.
+async fn take(
+    instance: &Instance,
+    waiting: &mut VecDeque<HeldRun>,
+    count: usize,
+) -> Result<Vec<HeldRun>, StoreError> {
+    let count = count.min(waiting.len());
+    let ends =
+        count.checked_sub(1).and_then(|last| Some((waiting.get(last)?, waiting.get(count)?)));
+    if let Some((last, next)) = ends
+        && last.accepted_at == next.accepted_at
+    {
+        let at = last.accepted_at;
+        let from = waiting.partition_point(|held| held.accepted_at < at);
+        let to = waiting.partition_point(|held| held.accepted_at <= at);
+        let same: Vec<HeldRun> = waiting.range(from..to).cloned().collect();
+        for (held, ordered) in waiting.range_mut(from..to).zip(in_order(instance, &same).await?) {
+            *held = ordered;
+        }
+    }
+    Ok(waiting.drain(..count).collect())
 }
 
 /// How many are few enough to be let go while what starts waits.
@@ -571,9 +595,7 @@ pub(crate) async fn open(
     let open = Gate { reason: None, deployment, ..opening.then(GateState::Open) };
     let mut released = 0;
     for _ in 0..OPEN_TRIES_MAX {
-        for some in held(instance, flow).await?.chunks(RELEASES_MAX) {
-            released += release(instance, flow, some).await?;
-        }
+        released += release_of(instance, flow, &mut VecDeque::new(), usize::MAX).await?;
         match store.set_gate(flow, &open, true).await? {
             GateOutcome::HoldsRuns => {}
             // Somebody holds it anew.

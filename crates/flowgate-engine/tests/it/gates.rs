@@ -225,6 +225,21 @@ async fn a_hold_that_is_let_go_at_a_rate_ends_although_more_comes(stores: Vec<Ar
     shut_down(scene.engines).await;
 }
 
+/// With one slot they end in the order in which they are let go.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_accepted_at_the_same_time_goes_on_in_its_order_at_any_rate() {
+    let scene = Scene::new(vec![Arc::new(MemoryStore::new())]).await;
+    scene.engines[0].hold("orders", HoldRequest::default()).await.unwrap();
+    for n in 0..60 {
+        scene.start(0, n).await;
+    }
+    scene.engines[0].let_go("orders", Some(70)).await.unwrap();
+    let all = async || scene.done.numbers("take").len() == 60;
+    eventually("every run has ended", all).await;
+    assert_eq!(scene.done.numbers("take"), (0..60).collect::<Vec<u64>>());
+    shut_down(scene.engines).await;
+}
+
 macro_rules! on_every_store {
     ($($case:ident),+) => {
         mod memory {
