@@ -97,9 +97,9 @@ function GateDialog({ gate, onClose, onDone }: { gate: GateItem; onClose: () => 
 }
 
 const STEP_COLUMNS: Column<StepDef>[] = [
-  { name: "Step", class: "cell-main", cell: (step) => <span class="strong">{step.name}</span> },
+  { name: "Step", class: "cell-main", cell: (step) => <><span class="strong">{step.name}</span>{step.effect ? <> <span class="tag" title="it changes something outside; a shadow does not execute it">effect</span></> : null}</> },
   { name: "Starts on", cell: (step) => <StartsOn kind={step.starts_on.kind} events={step.starts_on.events} /> },
-  { name: "Does", cell: (step) => <Clipped text={step.effect ? `${step.does} (effect)` : step.does} class="muted" /> },
+  { name: "Does", cell: (step) => <Clipped text={step.does} class="muted" /> },
   { name: "Emits", cell: (step) => (step.emits.length === 0 ? <span class="faint">nothing</span> : step.emits.map((event) => <code key={event} class="spaced">{event}</code>)) },
   { name: "Queue", cell: (step) => (step.queue ? <code>{step.queue}</code> : <span class="faint">default</span>) },
 ];
