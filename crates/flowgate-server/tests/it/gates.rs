@@ -1,10 +1,12 @@
 //! `/gates`, and starts at a gate that is closed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
-use flowgate_core::gate::{Gate, GateState};
+use flowgate_core::gate::{CanaryShare, Gate, GateState};
+use flowgate_core::ids::Revision;
 use flowgate_engine::{EngineConfig, SchedulerConfig, instance_id};
 use flowgate_server::HostOptions;
 use flowgate_store::control::GateOutcome;
@@ -54,7 +56,7 @@ async fn all_holds(store: Arc<dyn Store>) {
         json!({
             "flow": "one", "state": "open", "generation": 0, "held": 0, "hold_max": 100_000,
             "oldest_at": null, "age_ms": null, "reason": null, "deadline": null,
-            "replay_rate": null, "deployment": null, "set_at": null,
+            "replay_rate": null, "deployment": null, "canary": null, "pools": [], "set_at": null,
         })
     );
     assert_eq!(world.get("/gates").await.1, json!({"items": []}));
@@ -173,6 +175,11 @@ async fn what_a_closed_gate_does_not_take_is_refused_with_its_code() {
         generation: 4,
         state: GateState::Draining,
         deployment: Some("d-7".into()),
+        canary: Some(CanaryShare {
+            revision: Revision("new".into()),
+            share: "5%".parse().expect("a share"),
+        }),
+        pools: BTreeMap::from([(Revision("new".into()), "green".into())]),
         ..Gate::default()
     };
     let outcome = world.engine.store().set_gate(&flow, &gate, false).await;
@@ -185,6 +192,8 @@ async fn what_a_closed_gate_does_not_take_is_refused_with_its_code() {
     }
     let (_, shown) = world.get("/flows/one/gate").await;
     assert_eq!((&shown["state"], &shown["deployment"]), (&json!("draining"), &json!("d-7")));
+    assert_eq!(shown["canary"], json!({"revision": "new", "share": "5%"}));
+    assert_eq!(shown["pools"], json!([{"revision": "new", "pool": "green"}]));
 }
 
 #[tokio::test]
