@@ -37,8 +37,8 @@ struct Promise {
 
 const PROMISES: [Promise; 3] = [
     Promise { store: "redis", peers: &["bullmq"], is_atomic: false, times: 5.0 },
+    Promise { store: "postgres", peers: &["dbos", "pg-boss"], is_atomic: false, times: 8.0 },
     Promise { store: "postgres", peers: &["dbos", "pg-boss"], is_atomic: true, times: 8.0 },
-    Promise { store: "postgres", peers: &["pg-boss"], is_atomic: false, times: 2.5 },
 ];
 
 /// Reads one peer a line.
