@@ -24,6 +24,9 @@ use crate::{flows, judge, server, sink};
 
 /// How long a lease lasts here: short, so that many end within one run of the harness.
 const LEASE: Duration = Duration::from_secs(2);
+/// How often, and how many times, a proxy is looked at that has not done anything yet.
+const EFFECT_LOOK: Duration = Duration::from_millis(200);
+const EFFECT_LOOKS: u32 = 50;
 /// How long a client waits for an answer before it asks somebody else.
 const CLIENT_WAIT_MAX: Duration = Duration::from_secs(8);
 /// Clients that start runs side by side.
@@ -352,13 +355,21 @@ impl<'a> Drive<'a> {
         effect
     }
 
-    /// Has a proxy misbehave for the fault's time; whether it withheld anything.
+    /// Has a proxy misbehave for the fault's time, or until it has withheld something; whether it
+    /// did.
     fn through_proxy(&self, fault: &Fault, act: impl FnOnce(&FaultProxy)) -> anyhow::Result<bool> {
         self.on_a_place(fault, |place| {
             let proxy = self.cluster.proxy(place).context("there is no proxy")?;
             let before = proxy.effects();
             act(proxy);
             std::thread::sleep(fault.lasts);
+            // Whoever has just lost its connections may ask for nothing all that time.
+            for _ in 0..EFFECT_LOOKS {
+                if proxy.effects() != before {
+                    break;
+                }
+                std::thread::sleep(EFFECT_LOOK);
+            }
             proxy.pass();
             Ok(proxy.effects() != before)
         })
