@@ -35,7 +35,7 @@ await measure({
   name: 'dbos',
   module: MODULE,
   settings: [
-    { name: 'a pool of 20', atomic: true, open: () => open(20) },
-    { name: 'a pool of 50', atomic: true, open: () => open(50) },
+    { name: 'a pool of 20', recommended: true, open: () => open(20) },
+    { name: 'a pool of 50', recommended: true, open: () => open(50) },
   ],
 });

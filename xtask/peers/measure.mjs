@@ -2,9 +2,9 @@
 //
 // A peer has a name and one or more settings to try. A setting opens to {chain, single, close}:
 // `chain` runs five steps that do nothing, one after the other, `single` runs one, and both resolve
-// once the last of them has been settled. The setting with the fastest chain speaks for the peer.
-// If by some settings the end of a step and the beginning of the next are one write (`atomic`), the
-// fastest of those speaks too: a crash between the two loses and doubles nothing there.
+// once the last of them has been settled. Of the settings that the documents of the peer recommend
+// (`recommended`) the one with the fastest chain speaks for it; so does the fastest of all, if that
+// is another one.
 
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -35,11 +35,11 @@ export async function measure({ name, module, settings }) {
     await peer.close();
   }
   const fastest = settings.toSorted((a, b) => tried[b.name] - tried[a.name]);
-  const speakers = new Set([fastest[0], fastest.find(({ atomic }) => atomic) ?? fastest[0]]);
+  const speakers = new Set([fastest.find(({ recommended }) => recommended), fastest[0]]);
   for (const setting of speakers) {
     const figures = await measureSetting(setting, scale);
-    const { name: chosen, atomic = false } = setting;
-    const peer = { peer: name, version: version(module), setting: chosen, atomic, tried };
+    const { name: chosen, recommended = false } = setting;
+    const peer = { peer: name, version: version(module), setting: chosen, recommended, tried };
     process.stdout.write(`${JSON.stringify({ ...peer, ...figures })}\n`);
   }
 }

@@ -89,17 +89,17 @@ await measure({
   name: 'pg-boss',
   module: 'pg-boss',
   settings: [
-    { name: 'work() with notify', open: () => open({ notify: true }, byWork) },
-    { name: 'work() in bursts', open: () => open({ notify: false }, byWork) },
+    { name: 'work() with notify', recommended: true, open: () => open({ notify: true }, byWork) },
+    { name: 'work() in bursts', recommended: true, open: () => open({ notify: false }, byWork) },
     { name: 'a loop around fetch()', open: () => open({ notify: false }, byFetch) },
     {
       name: 'work() in transactions, a job each',
-      atomic: true,
+      recommended: true,
       open: () => open({ notify: true }, inTransactions({ batchSize: 1, localConcurrency: 16 })),
     },
     {
       name: 'work() in transactions, 50 jobs each',
-      atomic: true,
+      recommended: true,
       open: () => open({ notify: true }, inTransactions({ batchSize: 50, localConcurrency: 2 })),
     },
   ],

@@ -105,12 +105,14 @@ pub(crate) struct Figure {
     round_trips_per_step: Option<f64>,
 }
 
-/// A promise about two figures of the same call.
+/// Two figures of the same call, and what is promised about them.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Ratio {
     name: String,
     value: f64,
-    promise: String,
+    /// Nothing where it is only worth knowing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    promise: Option<String>,
     kept: bool,
 }
 
@@ -327,11 +329,18 @@ fn add_store_ratio(report: &mut Report) {
 
 impl Ratio {
     fn at_least(name: String, value: f64, promise: f64) -> Self {
-        Self { name, value, promise: format!("at least {promise}"), kept: value >= promise }
+        let kept = value >= promise;
+        Self { name, value, promise: Some(format!("at least {promise}")), kept }
+    }
+
+    /// One that nothing is promised about, and that is worth knowing.
+    fn told(name: String, value: f64) -> Self {
+        Self { name, value, promise: None, kept: true }
     }
 
     fn at_most(name: String, value: f64, promise: f64) -> Self {
-        Self { name, value, promise: format!("at most {promise}"), kept: value <= promise }
+        let kept = value <= promise;
+        Self { name, value, promise: Some(format!("at most {promise}")), kept }
     }
 }
 
@@ -378,8 +387,12 @@ fn print(output: Output, report: &Report) -> Result<(), Failure> {
         output.line("")?;
     }
     for Ratio { name, value, promise, kept } in &report.ratios {
-        let mark = if *kept { "kept" } else { "MISSED" };
-        output.line(format!("{name:<52} {value:>8.2}  ({promise}: {mark})"))?;
+        let promise = match (promise, kept) {
+            (Some(promise), true) => format!("{promise}: kept"),
+            (Some(promise), false) => format!("{promise}: MISSED"),
+            (None, _) => "no promise".to_owned(),
+        };
+        output.line(format!("{name:<52} {value:>8.2}  ({promise})"))?;
     }
     Ok(())
 }
