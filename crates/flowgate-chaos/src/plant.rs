@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit, Guard, JobChange};
 use flowgate_core::event::{Event, StoredEvent};
-use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 use flowgate_core::time::Timestamp;
 use flowgate_store::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
@@ -285,6 +285,14 @@ impl Store for Planted {
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
         self.inner.list_revisions(flow).await
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        self.inner.read_revision(flow, revision).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

@@ -24,6 +24,9 @@ use crate::instance::Instance;
 
 /// How long a run that was just started has to be taken up here before others are looked at.
 const GRACE: Duration = Duration::from_millis(10);
+/// How long a run that is no longer in flight here has for its end to be told: the committer lets go
+/// of it a moment before it tells.
+const TOLD: Duration = Duration::from_millis(2);
 /// How often somebody who waits looks for himself, should all else have failed.
 const LOOK: Duration = Duration::from_secs(30);
 
@@ -195,7 +198,7 @@ pub(crate) async fn ended<'a>(
     {
         return Ok(End::Read(Box::new(detail)));
     }
-    let (mut wanting, mut must_read) = (None, false);
+    let (mut wanting, mut must_read, mut is_missed) = (None, false, false);
     let mut pause = GRACE;
     loop {
         match hear(instance, &mut listener, pause).await {
@@ -210,6 +213,10 @@ pub(crate) async fn ended<'a>(
         let is_closed = instance.giving_up.is_cancelled();
         let is_here = !is_closed && instance.in_flight.holds(run_id);
         if ends.is_shared && wanting.is_none() && !is_here && !is_closed {
+            if !is_missed {
+                (is_missed, pause) = (true, TOLD);
+                continue;
+            }
             wanting = Some(ends.want_followed());
             instance.giving_up.run_until_cancelled(ends.are_followed()).await;
             must_read = true;

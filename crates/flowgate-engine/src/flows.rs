@@ -1,6 +1,7 @@
 //! The revisions that this instance has used, ready for use.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use flowgate_core::flow::{Action, Flow, Step};
 use flowgate_core::ids::{Revision, StepIndex};
 use flowgate_core::limits::{AUTHOR_BYTES_MAX, NOTE_BYTES_MAX};
-use flowgate_store::{Authored, NewRevision, Store, StoredRevision};
+use flowgate_store::{Authored, NewRevision, Store, StoreError, StoredRevision};
 use parking_lot::RwLock;
 use tokio::time::Instant;
 
@@ -20,6 +21,12 @@ use crate::queues::QueueBook;
 
 /// How long the active revision of a flow is remembered: another instance may register one.
 const ACTIVE_FOR: Duration = Duration::from_secs(1);
+
+/// How many flows can be asked for at a time at the least.
+const TURNS: usize = 16;
+
+/// When a read of an active revision began that failed, and why.
+type FailedRead = (Instant, Arc<StoreError>);
 
 /// A revision as it is stored; whoever wrote it is told if they said too much of themselves.
 pub(crate) fn revision(
@@ -125,6 +132,8 @@ impl std::fmt::Debug for LoadedFlow {
 #[derive(Debug)]
 pub(crate) struct Flows {
     known: RwLock<HashMap<Arc<str>, OfFlow>>,
+    /// Held by whoever reads which revision of a flow is active, by a hash of its name.
+    turns: [tokio::sync::Mutex<Option<FailedRead>>; TURNS],
     /// Told of every revision before its first use.
     queues: Arc<QueueBook>,
 }
@@ -139,7 +148,7 @@ struct OfFlow {
 
 impl Flows {
     pub(crate) fn new(queues: Arc<QueueBook>) -> Self {
-        Self { known: RwLock::default(), queues }
+        Self { known: RwLock::default(), turns: Default::default(), queues }
     }
 
     /// A revision that was used before.
@@ -157,9 +166,8 @@ impl Flows {
         if let Some(loaded) = self.get(flow, revision) {
             return Ok(loaded);
         }
-        let stored = store.list_revisions(Some(flow)).await;
-        let stored = stored.map_err(|error| FlowError::Store(Arc::new(error)))?;
-        let found = stored.into_iter().find(|stored| stored.revision.revision == *revision);
+        let found = store.read_revision(flow, Some(revision)).await;
+        let found = found.map_err(|error| FlowError::Store(Arc::new(error)))?;
         let unknown = || FlowError::Unknown { flow: Arc::clone(flow), revision: revision.clone() };
         self.compile(found.ok_or_else(unknown)?, workers)
     }
@@ -171,20 +179,29 @@ impl Flows {
         workers: &Workers,
         flow: &str,
     ) -> Result<Option<Arc<LoadedFlow>>, FlowError> {
-        let now = clock::now();
-        let (known, asked_anew) = {
-            let known = self.known.read();
-            let of_flow = known.get(flow);
-            (of_flow.and_then(|f| f.active.clone()), of_flow.map_or(0, |f| f.asked_anew))
-        };
-        if let Some((active, at)) = known
-            && now.saturating_duration_since(at) < ACTIVE_FOR
-        {
+        if let Ok(active) = self.known_active(flow) {
             return Ok(Some(active));
         }
-        let stored = store.list_revisions(Some(flow)).await;
-        let stored = stored.map_err(|error| FlowError::Store(Arc::new(error)))?;
-        let Some(found) = stored.into_iter().find(|stored| stored.active) else { return Ok(None) };
+        // Whoever comes while one reads it is given what that one finds, or is told why not.
+        let came = clock::now();
+        let mut failed = self.turn(flow).lock().await;
+        let asked_anew = match self.known_active(flow) {
+            Ok(active) => return Ok(Some(active)),
+            Err(asked_anew) => asked_anew,
+        };
+        if let Some((_, error)) = failed.as_ref().filter(|(began, _)| *began >= came) {
+            return Err(FlowError::Store(Arc::clone(error)));
+        }
+        let now = clock::now();
+        let found = match store.read_revision(flow, None).await {
+            Ok(found) => found,
+            Err(error) => {
+                let error = Arc::new(error);
+                *failed = Some((now, Arc::clone(&error)));
+                return Err(FlowError::Store(error));
+            }
+        };
+        let Some(found) = found else { return Ok(None) };
         let known = self.get(flow, &found.revision.revision);
         let loaded = known.map_or_else(|| self.compile(found, workers), Ok)?;
         let mut known = self.known.write();
@@ -194,6 +211,22 @@ impl Flows {
             of_flow.active = Some((Arc::clone(&loaded), now));
         }
         Ok(Some(loaded))
+    }
+
+    fn turn(&self, flow: &str) -> &tokio::sync::Mutex<Option<FailedRead>> {
+        let mut hasher = DefaultHasher::new();
+        flow.hash(&mut hasher);
+        let at = hasher.finish() % u64::try_from(TURNS).expect("a few");
+        &self.turns[usize::try_from(at).expect("less than a few")]
+    }
+
+    /// The active revision as far as it is known; or else how often it was to be read anew.
+    fn known_active(&self, flow: &str) -> Result<Arc<LoadedFlow>, u64> {
+        let known = self.known.read();
+        let of_flow = known.get(flow).ok_or(0_u64)?;
+        let is_fresh = |at: &Instant| clock::now().saturating_duration_since(*at) < ACTIVE_FOR;
+        let active = of_flow.active.as_ref().filter(|(_, at)| is_fresh(at));
+        active.map(|(active, _)| Arc::clone(active)).ok_or(of_flow.asked_anew)
     }
 
     fn compile(
@@ -247,5 +280,57 @@ impl Flows {
         let mut known = self.known.write();
         let of_flow = known.entry(Arc::clone(&loaded.flow.name)).or_default();
         of_flow.active = Some((Arc::clone(loaded), now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flowgate_core::flow::{FlowBuilder, StepBuilder};
+    use flowgate_store::faulty::{Call, Fault, Faulty};
+    use flowgate_store::{MemoryStore, Queues};
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    async fn faulty() -> Faulty {
+        let faulty = Faulty::new(Arc::new(MemoryStore::new()));
+        let flow = FlowBuilder::new("one").step(StepBuilder::new("a")).build().unwrap();
+        let revision = revision(&flow, None, Authored::default()).unwrap();
+        faulty.register_flow(revision).await.unwrap();
+        faulty
+    }
+
+    fn flows(workers: &Workers) -> Flows {
+        Flows::new(Arc::new(QueueBook::new(&Queues::All, None, workers)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_asks_while_the_active_revision_is_read_is_given_what_that_finds() {
+        let (faulty, workers) = (faulty().await, Workers::new());
+        let flows = flows(&workers);
+        let late = Duration::from_millis(100);
+        for round in 0..2 {
+            // Only the first is late: who read it for himself would have it at once.
+            faulty.plan(Call::Read, Fault::Delayed(late), 1);
+            let began = clock::now();
+            let ask = async || {
+                assert!(flows.active(&faulty, &workers, "one").await.unwrap().is_some());
+                clock::now() - began
+            };
+            let took = join_all((0..50).map(|_| ask())).await;
+            assert_eq!(took, [late; 50], "round {round}");
+            flows.forget_active(&"one".into());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_for_a_read_that_fails_is_told_so_and_the_next_reads_anew() {
+        let (faulty, workers) = (faulty().await, Workers::new());
+        let flows = flows(&workers);
+        faulty.plan(Call::Read, Fault::NotDone, 1);
+        let asked = join_all((0..50).map(|_| flows.active(&faulty, &workers, "one"))).await;
+        assert!(asked.iter().all(Result::is_err), "{asked:?}");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(flows.active(&faulty, &workers, "one").await.unwrap().is_some());
     }
 }

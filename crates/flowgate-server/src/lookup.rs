@@ -127,9 +127,7 @@ fn not_begun(debounced: Debounced) -> ApiError {
 
 /// The revision that a run is pinned to.
 pub async fn flow_of(store: &dyn Store, run: &Run) -> Result<Flow, ApiError> {
-    let revisions = store.list_revisions(Some(&run.flow)).await?;
-    let found = revisions.into_iter().find(|stored| stored.revision.revision == run.revision);
-    let Some(found) = found else {
+    let Some(found) = store.read_revision(&run.flow, Some(&run.revision)).await? else {
         let message = format!("the store has no revision {} of flow `{}`", run.revision, run.flow);
         return Err(ApiError::not_found("revision_not_found", message));
     };

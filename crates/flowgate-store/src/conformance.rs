@@ -187,6 +187,7 @@ macro_rules! conformance_cases {
                 records_that_end_before_their_events_take_them_along,
                 positions_go_on_after_a_sweep,
                 revisions_are_listed_latest_first_and_the_last_is_active,
+                one_revision_is_read_by_its_name_or_because_it_is_active,
                 a_known_revision_keeps_its_time_and_becomes_active,
                 a_revision_keeps_who_registered_it_first_and_what_for,
                 an_instance_is_listed_from_its_first_beat_until_it_leaves,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 use flowgate_core::time::Timestamp;
 use parking_lot::Mutex;
 
@@ -284,6 +284,14 @@ impl Store for Faulty {
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
         self.pass(Call::Read, self.inner.list_revisions(flow)).await
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        self.pass(Call::Read, self.inner.read_revision(flow, revision)).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 use flowgate_core::time::Timestamp;
 use metrics::{counter, histogram};
 use tracing::Instrument;
@@ -201,6 +201,14 @@ impl Store for Instrumented {
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
         self.timed("list_revisions", self.inner.list_revisions(flow)).await
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        self.timed("read_revision", self.inner.read_revision(flow, revision)).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

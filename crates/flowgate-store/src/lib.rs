@@ -59,6 +59,7 @@ mod permits;
 pub mod postgres;
 pub mod redis;
 pub mod session;
+mod shorthand;
 pub mod sqlite;
 mod told;
 pub mod url;
@@ -176,6 +177,14 @@ pub trait Store: Control + fmt::Debug {
 
     /// The revisions of `flow`, or of all flows, the latest registered first within a flow.
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError>;
+
+    /// One revision of a flow: that of this name, or else the active one. It costs the same however
+    /// many the flow has.
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError>;
 
     /// Removes what is older than `retention` and records that have expired, a bounded share of
     /// them in one call.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::{Event, StoredEvent};
-use flowgate_core::ids::{CommitId, InstanceId, Position, RunId};
+use flowgate_core::ids::{CommitId, InstanceId, Position, Revision, RunId};
 use flowgate_core::limits::{COMMIT_BATCH_MAX, LOG_LINES_MAX, PAGE_MAX};
 use flowgate_core::payload::Payload;
 use flowgate_core::time::Timestamp;
@@ -282,6 +282,20 @@ impl Store for MemoryStore {
         let state = self.state.lock();
         let flows = state.revisions.iter().filter(|(name, _)| flow.is_none_or(|f| f == *name));
         Ok(flows.flat_map(|(_, of_flow)| of_flow.iter().rev()).cloned().collect())
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        let state = self.state.lock();
+        let mut of_flow = state.revisions.get(flow).into_iter().flatten();
+        let is_it = |stored: &&StoredRevision| match revision {
+            Some(revision) => stored.revision.revision == *revision,
+            None => stored.active,
+        };
+        Ok(of_flow.find(is_it).cloned())
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

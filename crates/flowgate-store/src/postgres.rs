@@ -5,8 +5,8 @@
 //! pooler in transaction mode. All times are those of the server's clock.
 //!
 //! ```text
-//!   commit_batch    gates > lock runs > lock leases > now > judge > runs, log, jobs > hand off
-//!   claim_jobs      end leases that are over > lock due jobs in their order > lease them
+//!   commit_batch    gates > lock and write runs > now > judge leases > log, jobs > hand off
+//!   claim_jobs      lock runs, end leases that are over > lock due jobs in their order > lease them
 //!   the feed        rows of the log by (xid, ordinal), below the snapshot's xmin
 //! ```
 //!
@@ -23,7 +23,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 use flowgate_core::limits::COMMIT_BATCH_MAX;
 use flowgate_core::time::Timestamp;
 use parking_lot::Mutex;
@@ -34,6 +34,7 @@ pub use self::transaction::{PostgresConnection, PostgresTransaction};
 /// The driver, whose transactions callers write in.
 pub use tokio_postgres;
 
+use self::commit::COMMIT_PARAMS;
 use self::endpoint::{Endpoint, Kept, split_parameters};
 use self::floor::Floor;
 use self::hints::Hints;
@@ -226,14 +227,14 @@ impl Statements {
         };
         Self {
             now: call("store_now", 0),
-            commit: call("commit_batch", 34),
+            commit: call("commit_batch", COMMIT_PARAMS),
             set_gate: call("set_gate", 4),
             leased_again: format!(
                 "SELECT row_to_json(j)::text, r.record \
                  FROM unnest($1, $2) AS c (run_id, commit_id) \
                  JOIN \"{schema}\".jobs j ON j.run_id = c.run_id \
                  JOIN \"{schema}\".runs r ON r.run_id = c.run_id \
-                 WHERE j.granted_by = c.commit_id AND j.instance = $3 AND j.is_leased \
+                 WHERE j.granted_by = c.commit_id AND j.instance = $3 AND j.waits_in IS NULL \
                  AND j.expires_at > \"{schema}\".store_now() ORDER BY j.run_id, j.step"
             ),
             claim: call("claim_jobs", 8),
@@ -365,6 +366,14 @@ impl Store for PostgresStore {
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
         self.revisions(flow).await
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        self.revision(flow, revision).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

@@ -40,7 +40,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 use flowgate_core::limits::{CLAIM_BATCH_MAX, COMMIT_BATCH_MAX};
 use flowgate_core::time::Timestamp;
 use futures_util::future::try_join_all;
@@ -495,6 +495,14 @@ impl Store for RedisStore {
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
         self.revisions(flow).await
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        self.revision(flow, revision).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

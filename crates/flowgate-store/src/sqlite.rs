@@ -17,7 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit};
 use flowgate_core::event::StoredEvent;
-use flowgate_core::ids::{InstanceId, Position, RunId};
+use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
 use flowgate_core::limits::COMMIT_BATCH_MAX;
 use flowgate_core::time::Timestamp;
 use parking_lot::RwLock;
@@ -318,6 +318,16 @@ async fn blocking<T: Send + 'static>(
     })?
 }
 
+impl SqliteStore {
+    /// The format of the file.
+    fn format(&self) -> u32 {
+        match self.access {
+            Access::Reader { format } => format,
+            Access::Owner(_) => FORMAT,
+        }
+    }
+}
+
 /// What tests of the file need.
 #[cfg(feature = "testing")]
 impl SqliteStore {
@@ -514,14 +524,22 @@ impl Store for SqliteStore {
     }
 
     async fn list_revisions(&self, flow: Option<&str>) -> Result<Vec<StoredRevision>, StoreError> {
-        let flow = flow.map(str::to_owned);
-        let format = match self.access {
-            Access::Reader { format } => format,
-            Access::Owner(_) => FORMAT,
-        };
+        let (flow, format) = (flow.map(str::to_owned), self.format());
         let work =
             move |file: &rusqlite::Connection| read::revisions(file, format, flow.as_deref());
         self.readers.read("listing revisions", work).await
+    }
+
+    async fn read_revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        let (flow, revision, format) = (flow.to_owned(), revision.cloned(), self.format());
+        let work = move |file: &rusqlite::Connection| {
+            read::revision(file, format, (&flow, revision.as_ref()))
+        };
+        self.readers.read("reading a revision", work).await
     }
 
     async fn sweep(&self, retention: &Retention) -> Result<Swept, StoreError> {

@@ -199,8 +199,7 @@ impl SpanMaker {
         if let Some(flow) = self.flows.get(&key) {
             return flow.clone();
         }
-        let stored = self.store.list_revisions(Some(&run.flow)).await.ok()?;
-        let stored = stored.into_iter().find(|stored| stored.revision.revision == run.revision);
+        let stored = self.store.read_revision(&run.flow, Some(&run.revision)).await.ok()?;
         let flow = stored.and_then(|stored| Flow::new(stored.revision.file).ok()).map(Arc::new);
         self.flows.note(key, flow.clone());
         flow

@@ -205,6 +205,25 @@ pub async fn revisions_are_listed_latest_first_and_the_last_is_active(harness: &
     assert_eq!(world.store().list_revisions(Some("nobody")).await.unwrap(), []);
 }
 
+pub async fn one_revision_is_read_by_its_name_or_because_it_is_active(harness: &mut impl Harness) {
+    let world = World::new(harness);
+    let (a, b, other) = (revision("one", "a"), revision("one", "b"), revision("another", "c"));
+    for revision in [&a, &b, &other] {
+        world.store().register_flow(revision.clone()).await.unwrap();
+    }
+    let listed = world.store().list_revisions(Some("one")).await.unwrap();
+    let read = async |flow, revision| world.store().read_revision(flow, revision).await.unwrap();
+    for stored in &listed {
+        assert_eq!(read("one", Some(&stored.revision.revision)).await.as_ref(), Some(stored));
+    }
+    let active = listed.iter().find(|stored| stored.active).unwrap();
+    assert_eq!((&active.revision, read("one", None).await.as_ref()), (&b, Some(active)));
+    world.store().register_flow(a.clone()).await.unwrap();
+    assert_eq!(read("one", None).await.unwrap().revision, a);
+    assert_eq!(read("one", Some(&other.revision)).await, None);
+    assert_eq!(read("nobody", None).await, None);
+}
+
 pub async fn a_revision_keeps_who_registered_it_first_and_what_for(harness: &mut impl Harness) {
     let mut world = World::new(harness);
     let (a, b) = (revision("one", "a"), revision("one", "b"));

@@ -17,7 +17,8 @@ use uuid::Uuid;
 use super::PostgresStore;
 use super::fault::Fault;
 use super::rows::{
-    JobColumns, column, decode, encode_queues, to_int4, to_integer, to_ms, to_number,
+    JobColumns, column, decode, decode_events, decode_run, encode_queues, to_int4, to_integer,
+    to_ms, to_number,
 };
 use crate::{Claimant, LeaseRef, Renewal, StoreError};
 
@@ -101,7 +102,7 @@ impl PostgresStore {
             let lost = lost.next().flatten().map(decode).transpose()?.unwrap_or_default();
             // Without its run a job is of no use to anybody.
             let Some(record) = records.next().flatten() else { return Ok(Some(None)) };
-            let run = Arc::new(decode(record)?);
+            let run = Arc::new(decode_run(record)?);
             let inputs = Vec::new();
             Ok(Some(Some(Claimed { job: job.job()?, token, expires_at, lost, run, inputs })))
         };
@@ -186,5 +187,5 @@ impl PostgresStore {
 }
 
 fn read_log_row(row: &Row) -> Result<(Uuid, u64, Vec<Event>), Fault> {
-    Ok((column(row, 0)?, to_number(column(row, 1)?), decode(column(row, 2)?)?))
+    Ok((column(row, 0)?, to_number(column(row, 1)?), decode_events(column(row, 2)?)?))
 }

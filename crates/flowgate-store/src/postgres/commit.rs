@@ -1,14 +1,13 @@
 //! Commits as one statement over arrays.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use flowgate_core::commit::{Claimed, Commit, Job};
-use flowgate_core::gate::Gate;
+use flowgate_core::gate::{Gate, GateStamp};
 use flowgate_core::ids::{JobId, LeaseToken, RunId, StepIndex};
 use flowgate_core::limits::CLAIM_BATCH_MAX;
 use flowgate_core::payload::Payload;
-use flowgate_core::pool::split;
 use flowgate_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
@@ -18,18 +17,21 @@ use super::PostgresStore;
 use super::fault::Fault;
 use super::pool::Param;
 use super::rows::{
-    JobRow, column, decode, encode_due, encode_kind, encode_queues, encode_tags, storable, to_int4,
+    JobRow, column, decode, decode_run, encode_due, encode_kind, encode_tags, storable, to_int4,
     to_integer, to_ms, to_number,
 };
-use crate::changes::{NetChange, net_changes};
+use crate::changes::{NetChange, NetChanges, net_changes};
 use crate::open::check_shape;
+use crate::shorthand::{encode_events, encode_record};
 use crate::{Claimant, CommitOutcome, Refusal, StoreError};
 
 /// Bytes of JSON that one statement carries, but for a single commit that has more.
 const CALL_BYTES_MAX: usize = 16 << 20;
 const DOING: &str = "committing";
-/// The verdict on a start at a gate that has moved. Nothing of its statement is applied.
-const GATE_MOVED: i16 = 5;
+/// Parameters of `commit_batch`.
+pub(super) const COMMIT_PARAMS: usize = 41;
+/// Steps that may share the row of a job: `lane_of` in the schema.
+const LANE_STEPS: i32 = 16;
 
 /// A commit with its JSON, and its place in the batch of the caller.
 struct Encoded {
@@ -45,8 +47,8 @@ struct Answer {
     lost_steps: Vec<Option<i32>>,
     granted: Vec<Grant>,
     expires_at: Timestamp,
-    /// The gates that have moved, as JSON; empty for one that was never set.
-    gates: Vec<Option<String>>,
+    /// The gates that have moved.
+    gates: Vec<Option<GateStamp>>,
 }
 
 /// A job that was leased to the claimant.
@@ -71,19 +73,8 @@ impl PostgresStore {
             }
         }
         let mut slots = claimant.map_or(0, |claimant| claimant.slots.min(CLAIM_BATCH_MAX));
-        let mut rounds = VecDeque::from(rounds(encoded));
-        while let Some(round) = rounds.pop_front() {
+        for round in rounds(encoded) {
             let answer = self.send(&round, claimant, slots).await?;
-            if answer.verdicts.contains(&GATE_MOVED) {
-                let (moved, rest) = refuse_moved(round, &answer)?;
-                for (place, outcome) in moved {
-                    outcomes[place] = Some(outcome);
-                }
-                if !rest.is_empty() {
-                    rounds.push_front(rest);
-                }
-                continue;
-            }
             for (place, outcome) in self.outcomes(round, answer, claimant).await? {
                 if let CommitOutcome::Applied { handed_off } = &outcome {
                     slots = slots.saturating_sub(handed_off.len());
@@ -100,19 +91,13 @@ impl PostgresStore {
         claimant: Option<&Claimant>,
         slots: usize,
     ) -> Result<Answer, StoreError> {
-        let mut arrays = Arrays::default();
-        for (of, encoded) in (1..).zip(round) {
-            arrays.push(of, encoded);
-        }
+        let arrays = Arrays::of(round, claimant);
         let queues_new = self.queues_unknown(&arrays.changes_queue);
         let row = self.call_commit(&arrays, &queues_new, claimant, slots).await?;
-        let answer = Answer::read(&row).map_err(|fault| fault.into_error(DOING))?;
-        // At a gate that has moved nothing is written, not even the names of queues.
-        if !answer.verdicts.contains(&GATE_MOVED) {
-            self.queues_known(queues_new);
-        }
+        let answer = Answer::read(&row, &arrays).map_err(|fault| fault.into_error(DOING))?;
+        self.queues_known(queues_new);
         if answer.verdicts.contains(&0) {
-            let queued = arrays.changes_action.iter().filter(|action| **action != "remove").count();
+            let queued = arrays.changes_step.len() - arrays.removes.len();
             self.hints.committed(answer.granted.len() < queued);
         }
         Ok(answer)
@@ -126,19 +111,10 @@ impl PostgresStore {
         slots: usize,
     ) -> Result<Row, StoreError> {
         let instance = claimant.map(|claimant| &*claimant.instance.0);
-        let (queues, mut queues_not) = claimant.map_or((None, None), |c| encode_queues(&c.queues));
-        if let Some(claimant) = claimant {
-            // The function compares whole names, and those of the batch are all that it looks at.
-            let others = arrays.changes_queue.iter().flatten().copied();
-            let others = others.filter(|queue| split(queue).1.is_some());
-            for queue in others.filter(|queue| !claimant.queues.contains(queue)) {
-                queues_not.get_or_insert_default().push(queue.into());
-            }
-        }
         let lease_ms = claimant.map_or(0, |claimant| to_ms(claimant.lease));
         let slots = to_int4(slots);
         let (flows, generations): (Vec<&str>, Vec<i64>) = arrays.gates_named().into_iter().unzip();
-        let params: [Param<'_>; 34] = [
+        let params: [Param<'_>; COMMIT_PARAMS] = [
             (&arrays.gates, Type::INT8_ARRAY),
             (&flows, Type::TEXT_ARRAY),
             (&generations, Type::INT8_ARRAY),
@@ -150,16 +126,20 @@ impl PostgresStore {
             (&arrays.are_ends, Type::BOOL_ARRAY),
             (&arrays.records, Type::TEXT_ARRAY),
             (&arrays.events, Type::TEXT_ARRAY),
+            (&arrays.ordinals, Type::INT4_ARRAY),
             (&arrays.flows, Type::TEXT_ARRAY),
             (&arrays.revisions, Type::TEXT_ARRAY),
             (&arrays.keys, Type::TEXT_ARRAY),
             (&arrays.tags, Type::TEXT_ARRAY),
+            (&arrays.steps, Type::INT4_ARRAY),
+            (&arrays.starts, Type::INT4_ARRAY),
             (&arrays.leases_of, Type::INT4_ARRAY),
             (&arrays.leases_step, Type::INT4_ARRAY),
             (&arrays.leases_token, Type::INT8_ARRAY),
+            (&arrays.leases_to, Type::INT4_ARRAY),
             (&arrays.changes_of, Type::INT4_ARRAY),
             (&arrays.changes_step, Type::INT4_ARRAY),
-            (&arrays.changes_action, Type::TEXT_ARRAY),
+            (&arrays.changes_from, Type::INT4_ARRAY),
             (&arrays.changes_kind, Type::TEXT_ARRAY),
             (&arrays.changes_queue, Type::TEXT_ARRAY),
             (&arrays.changes_priority, Type::INT2_ARRAY),
@@ -167,10 +147,13 @@ impl PostgresStore {
             (&arrays.changes_inputs, Type::TEXT_ARRAY),
             (&arrays.changes_after_ms, Type::INT8_ARRAY),
             (&arrays.changes_at, Type::INT8_ARRAY),
+            (&arrays.changes_wanted, Type::BOOL_ARRAY),
+            (&arrays.adds, Type::INT4_ARRAY),
+            (&arrays.moves, Type::INT4_ARRAY),
+            (&arrays.postponed, Type::INT4_ARRAY),
+            (&arrays.removes, Type::INT4_ARRAY),
             (&queues_new, Type::TEXT_ARRAY),
             (&instance, Type::TEXT),
-            (&queues, Type::TEXT_ARRAY),
-            (&queues_not, Type::TEXT_ARRAY),
             (&slots, Type::INT4),
             (&lease_ms, Type::INT8),
         ];
@@ -253,7 +236,7 @@ impl PostgresStore {
             .await?;
         let read = |row: &Row| -> Result<Option<Claimed>, Fault> {
             let job: JobRow = decode(column(row, 0)?)?;
-            job.claimed(Arc::new(decode(column(row, 1)?)?))
+            job.claimed(Arc::new(decode_run(column(row, 1)?)?))
         };
         let claimed: Result<Vec<_>, Fault> = rows.iter().map(read).collect();
         let claimed = claimed.map_err(|fault| fault.into_error(DOING))?;
@@ -275,8 +258,7 @@ impl PostgresStore {
 }
 
 fn encode(place: usize, commit: Commit) -> Encoded {
-    let record = serde_json::to_string(&*commit.record).expect("a record has a JSON form");
-    let events = serde_json::to_string(&commit.events).expect("events have a JSON form");
+    let (record, events) = (encode_record(&commit.record), encode_events(&commit.events));
     Encoded { place, commit, record, events }
 }
 
@@ -304,30 +286,12 @@ fn rounds(encoded: Vec<Encoded>) -> Vec<Vec<Encoded>> {
 /// Outcomes by the places of their commits in the batch of the caller.
 type Outcomes = Vec<(usize, CommitOutcome)>;
 
-/// The outcomes of the starts whose gates have moved, and what is to be sent again.
-fn refuse_moved(
-    round: Vec<Encoded>,
-    answer: &Answer,
-) -> Result<(Outcomes, Vec<Encoded>), StoreError> {
-    let (mut moved, mut rest) = (Vec::new(), Vec::new());
-    for (of, encoded) in round.into_iter().enumerate() {
-        if answer.verdicts[of] != GATE_MOVED {
-            rest.push(encoded);
-            continue;
-        }
-        let gate = answer.gates[of].as_deref().filter(|gate| !gate.is_empty());
-        let gate = gate.map_or_else(|| Ok(Gate::default()), decode);
-        let gate = gate.map_err(|fault: Fault| fault.into_error(DOING))?.stamp();
-        moved.push((encoded.place, CommitOutcome::Refused(Refusal::GateMoved(gate))));
-    }
-    Ok((moved, rest))
-}
-
 fn outcome(answer: &Answer, of: usize, commit: &Commit, handed_off: Vec<Claimed>) -> CommitOutcome {
     let refusal = match answer.verdicts[of] {
         0 | 1 => return CommitOutcome::Applied { handed_off },
         2 => Refusal::RunExists,
         3 => Refusal::RunVersion,
+        5 => Refusal::GateMoved(answer.gates[of].expect("a gate that has moved is told")),
         _ => {
             let step = answer.lost_steps[of].and_then(|step| u16::try_from(step).ok());
             let step = StepIndex(step.expect("a refusal for a lease names its step"));
@@ -371,24 +335,37 @@ impl Grant {
 }
 
 impl Answer {
-    fn read(row: &Row) -> Result<Self, Fault> {
-        let granted_of: Option<Vec<i32>> = column(row, 2)?;
-        let granted_step: Option<Vec<i32>> = column(row, 3)?;
-        let granted_token: Option<Vec<i64>> = column(row, 4)?;
-        let steps = granted_step.unwrap_or_default().into_iter();
-        let leases = steps.zip(granted_token.unwrap_or_default());
-        let granted = granted_of.unwrap_or_default().into_iter().zip(leases);
-        let granted = granted.map(|(of, (step, token))| {
-            // Places begin at 1 there.
-            Grant { of: usize::try_from(of - 1).unwrap_or(0), step, token }
-        });
-        let gates: Option<Vec<Option<String>>> = column(row, 6)?;
+    fn read(row: &Row, arrays: &Arrays<'_>) -> Result<Self, Fault> {
+        let places: Option<Vec<i32>> = column(row, 2)?;
+        let tokens: Option<Vec<Option<i64>>> = column(row, 3)?;
+        let mut granted: Vec<(i32, i64)> = places
+            .unwrap_or_default()
+            .into_iter()
+            .zip(tokens.unwrap_or_default())
+            .filter_map(|(place, token)| Some((place, token?)))
+            .collect();
+        granted.sort_unstable();
+        // Places begin at 1 there.
+        let index = |place: i32| usize::try_from(place - 1).unwrap_or(0);
+        let grant = |(place, token)| {
+            let at = index(place);
+            Grant { of: index(arrays.changes_of[at]), step: arrays.changes_step[at], token }
+        };
+        let gates: Option<Vec<Option<&str>>> = column(row, 5)?;
+        // It is empty where the gate was never set.
+        let gate = |text: &str| -> Result<Gate, Fault> {
+            if text.is_empty() { Ok(Gate::default()) } else { decode(text) }
+        };
+        let stamp = |text: Option<&str>| -> Result<Option<GateStamp>, Fault> {
+            Ok(text.map(gate).transpose()?.map(|gate| gate.stamp()))
+        };
+        let gates: Result<_, Fault> = gates.unwrap_or_default().into_iter().map(stamp).collect();
         Ok(Self {
             verdicts: column(row, 0)?,
             lost_steps: column(row, 1)?,
-            granted: granted.collect(),
-            expires_at: Timestamp(column(row, 5)?),
-            gates: gates.unwrap_or_default(),
+            granted: granted.into_iter().map(grant).collect(),
+            expires_at: Timestamp(column(row, 4)?),
+            gates: gates?,
         })
     }
 }
@@ -405,16 +382,20 @@ struct Arrays<'a> {
     are_ends: Vec<bool>,
     records: Vec<&'a str>,
     events: Vec<&'a str>,
+    ordinals: Vec<i32>,
     flows: Vec<Option<&'a str>>,
     revisions: Vec<Option<&'a str>>,
     keys: Vec<Option<String>>,
     tags: Vec<Option<String>>,
+    steps: Vec<i32>,
+    starts: Vec<i32>,
     leases_of: Vec<i32>,
     leases_step: Vec<i32>,
     leases_token: Vec<i64>,
+    leases_to: Vec<Option<i32>>,
     changes_of: Vec<i32>,
     changes_step: Vec<i32>,
-    changes_action: Vec<&'static str>,
+    changes_from: Vec<i32>,
     changes_kind: Vec<Option<&'static str>>,
     changes_queue: Vec<Option<&'a str>>,
     changes_priority: Vec<Option<i16>>,
@@ -422,6 +403,19 @@ struct Arrays<'a> {
     changes_inputs: Vec<Option<String>>,
     changes_after_ms: Vec<Option<i64>>,
     changes_at: Vec<Option<i64>>,
+    changes_wanted: Vec<bool>,
+    adds: Vec<i32>,
+    moves: Vec<i32>,
+    postponed: Vec<i32>,
+    removes: Vec<i32>,
+}
+
+/// A commit of the statement, as its leases and changes see it.
+#[derive(Clone, Copy)]
+struct Owner<'c> {
+    of: i32,
+    is_start: bool,
+    claimant: Option<&'c Claimant>,
 }
 
 impl<'a> Arrays<'a> {
@@ -431,11 +425,26 @@ impl<'a> Arrays<'a> {
         named.filter_map(|(flow, generation)| Some(((*flow)?, (*generation)?))).collect()
     }
 
-    fn push(&mut self, of: i32, encoded: &'a Encoded) {
+    fn of(round: &'a [Encoded], claimant: Option<&Claimant>) -> Self {
+        let mut arrays = Self::default();
+        for (of, encoded) in (1..).zip(round) {
+            arrays.push(of, encoded, claimant);
+        }
+        let run_ids = &arrays.run_ids;
+        for places in [&mut arrays.steps, &mut arrays.starts] {
+            places.sort_unstable_by_key(|of| run_ids[usize::try_from(of - 1).unwrap_or(0)]);
+        }
+        arrays
+    }
+
+    fn push(&mut self, of: i32, encoded: &'a Encoded, claimant: Option<&Claimant>) {
         let Encoded { commit, record, events, .. } = encoded;
         let run = &commit.record;
         let before = commit.version_before();
         let is_start = before == 0;
+        // One that is refused leaves a gap behind, which nobody minds.
+        let ordinal = self.ordinals.last().zip(self.counts.last());
+        self.ordinals.push(ordinal.map_or(1, |(ordinal, count)| ordinal + count));
         self.gates.push(commit.gate().map(to_integer));
         self.run_ids.push(commit.run_id.0);
         self.commit_ids.push(commit.commit_id.0);
@@ -450,29 +459,79 @@ impl<'a> Arrays<'a> {
         let key = run.key.as_deref().filter(|_| is_start);
         self.keys.push(key.map(|key| storable(key).into_owned()));
         self.tags.push(if is_start { encode_tags(run) } else { None });
-        let net = net_changes(commit);
+        if is_start { &mut self.starts } else { &mut self.steps }.push(of);
+        self.push_jobs(Owner { of, is_start, claimant }, &net_changes(commit));
+    }
+
+    /// The leases and changes of a commit. The job that one of its leases was about and that it
+    /// removes makes room for one that it puts, if their steps may share a row.
+    fn push_jobs(&mut self, owner: Owner<'_>, net: &NetChanges<'a>) {
+        let first = self.leases_of.len();
         for lease in &net.leases {
-            self.leases_of.push(of);
+            self.leases_of.push(owner.of);
             self.leases_step.push(lease.job_id.step.0.into());
             self.leases_token.push(to_integer(lease.token.0));
+            self.leases_to.push(None);
         }
-        for (step, change) in net.steps {
-            self.push_change(of, step, &change);
+        let is_removed = |step: i32| {
+            let is_it = |(at, change): &(StepIndex, NetChange<'_>)| {
+                i32::from(at.0) == step && *change == NetChange::Remove
+            };
+            net.steps.iter().any(is_it)
+        };
+        let mut free: Vec<usize> = (first..self.leases_of.len())
+            .filter(|lease| is_removed(self.leases_step[*lease]))
+            .collect();
+        free.sort_unstable_by_key(|lease| self.leases_step[*lease]);
+        free.dedup_by_key(|lease| self.leases_step[*lease]);
+        let mut taken = Vec::new();
+        for (step, change) in &net.steps {
+            let NetChange::Put { .. } = change else { continue };
+            let step = i32::from(step.0);
+            let fits = |lease: &usize| self.leases_step[*lease] / LANE_STEPS == step / LANE_STEPS;
+            let Some(at) = free.iter().position(fits) else { continue };
+            let lease = free.remove(at);
+            self.leases_to[lease] = Some(step);
+            taken.push((self.leases_step[lease], step));
+        }
+        for (step, change) in &net.steps {
+            self.push_change(owner, *step, change, &taken);
         }
     }
 
-    fn push_change(&mut self, of: i32, step: StepIndex, change: &NetChange<'a>) {
-        let (action, job, attempt, due) = match change {
-            NetChange::Put { job, attempt, due } => ("put", Some(*job), *attempt, Some(*due)),
-            NetChange::Postpone { attempt, due } => ("postpone", None, *attempt, Some(*due)),
-            NetChange::Remove => ("remove", None, 0, None),
+    /// A change, unless it is the removal of a job whose row another one takes.
+    fn push_change(
+        &mut self,
+        owner: Owner<'_>,
+        step: StepIndex,
+        change: &NetChange<'a>,
+        taken: &[(i32, i32)],
+    ) {
+        let step = i32::from(step.0);
+        let place = to_int4(self.changes_of.len() + 1);
+        let (job, attempt, due) = match change {
+            NetChange::Put { job, attempt, due } => {
+                if owner.is_start { &mut self.adds } else { &mut self.moves }.push(place);
+                (Some(*job), *attempt, Some(*due))
+            }
+            NetChange::Postpone { attempt, due } => {
+                self.postponed.push(place);
+                (None, *attempt, Some(*due))
+            }
+            NetChange::Remove if taken.iter().any(|(from, _)| *from == step) => return,
+            NetChange::Remove => {
+                self.removes.push(place);
+                (None, 0, None)
+            }
         };
         let (after_ms, at) = due.map_or((None, None), encode_due);
         let inputs =
             |job: &Job| serde_json::to_string(&job.inputs).expect("numbers have a JSON form");
-        self.changes_of.push(of);
-        self.changes_step.push(step.0.into());
-        self.changes_action.push(action);
+        let from = taken.iter().find(|(_, to)| *to == step).map_or(step, |(from, _)| *from);
+        let is_wanted = |job: &Job| owner.claimant.is_some_and(|c| c.queues.contains(&job.queue));
+        self.changes_of.push(owner.of);
+        self.changes_step.push(step);
+        self.changes_from.push(from);
         self.changes_kind.push(job.map(|job| encode_kind(job.kind)));
         self.changes_queue.push(job.map(|job| &*job.queue));
         self.changes_priority.push(job.map(|job| job.priority.into()));
@@ -480,5 +539,6 @@ impl<'a> Arrays<'a> {
         self.changes_inputs.push(job.map(inputs));
         self.changes_after_ms.push(after_ms);
         self.changes_at.push(at);
+        self.changes_wanted.push(job.is_some_and(is_wanted));
     }
 }

@@ -14,6 +14,7 @@ use super::rows::{
     column, encode_kind, encode_tags, storable, to_int4, to_integer, to_ms, to_number,
 };
 use crate::instances::SILENCE_MAX;
+use crate::shorthand::{encode_events, encode_record};
 use crate::{
     Authored, Beat, Imported, NewLogLine, NewRevision, Retention, RunCopy, StoreCopy, StoreError,
     StoredRevision, Swept,
@@ -133,7 +134,7 @@ impl PostgresStore {
     async fn import_run(&self, copy: &RunCopy) -> Result<bool, StoreError> {
         let doing = "importing a run";
         let run = &copy.row.run;
-        let record = serde_json::to_string(&**run).expect("a record has a JSON form");
+        let record = encode_record(run);
         let key = run.key.as_deref().map(|key| storable(key).into_owned());
         let (tags, version) = (encode_tags(run), to_integer(run.version));
         let ended_at = copy.row.ended_at.map(|at| at.0);
@@ -244,7 +245,7 @@ impl Log {
             log.seqs.push(to_integer(first.seq));
             log.counts.push(to_int4(count));
             log.at.push(first.at.0);
-            log.events.push(serde_json::to_string(&row).expect("events have a JSON form"));
+            log.events.push(encode_events(&row));
             rest = after;
         }
         log

@@ -22,6 +22,9 @@ use crate::{
     StoreError, StoredRevision,
 };
 
+/// As they are read.
+const REVISION_COLUMNS: &str = "revision, file, folder, registered_at, active, author, note";
+
 impl PostgresStore {
     pub(super) async fn run_detail(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
         // One statement, so the jobs are those of the record.
@@ -163,13 +166,32 @@ impl PostgresStore {
     ) -> Result<Vec<StoredRevision>, StoreError> {
         let schema = &self.options.schema;
         let sql = format!(
-            "SELECT revision, file, folder, registered_at, active, author, note \
-             FROM \"{schema}\".revisions WHERE $1 IS NULL OR flow = $1 \
+            "SELECT {REVISION_COLUMNS} FROM \"{schema}\".revisions \
+             WHERE $1 IS NULL OR flow = $1 \
              ORDER BY flow COLLATE \"C\", registered_at DESC, revision_number DESC"
         );
         let rows = self.pool.call("listing revisions", &sql, &[(&flow, Type::TEXT)]).await?;
         let list: Result<Vec<_>, Fault> = rows.iter().map(read_revision).collect();
         list.map_err(|fault| fault.into_error("listing revisions"))
+    }
+
+    /// The revision of this name, or else the active one.
+    pub(super) async fn revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        let schema = &self.options.schema;
+        let condition = if revision.is_some() { "revision = $2" } else { "active AND $2 IS NULL" };
+        let sql = format!(
+            "SELECT {REVISION_COLUMNS} FROM \"{schema}\".revisions \
+             WHERE flow = $1 AND {condition}"
+        );
+        let revision = revision.map(|revision| &*revision.0);
+        let params = [(&flow as _, Type::TEXT), (&revision as _, Type::TEXT)];
+        let rows = self.pool.call("reading a revision", &sql, &params).await?;
+        let found = rows.first().map(read_revision).transpose();
+        found.map_err(|fault| fault.into_error("reading a revision"))
     }
 
     pub(super) async fn instances(&self) -> Result<Vec<InstanceRow>, StoreError> {

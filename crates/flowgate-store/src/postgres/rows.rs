@@ -14,7 +14,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
 use super::fault::Fault;
-use crate::{JobDetail, LeaseDetail, Queues, RunRow};
+use crate::{JobDetail, LeaseDetail, Queues, RunRow, shorthand};
 
 /// A column of a row.
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, Fault> {
@@ -24,6 +24,16 @@ pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, F
 /// A value that is kept as JSON.
 pub(super) fn decode<T: DeserializeOwned>(text: &str) -> Result<T, Fault> {
     serde_json::from_str(text).map_err(Fault::unreadable)
+}
+
+/// A run's record.
+pub(super) fn decode_run(text: &str) -> Result<Run, Fault> {
+    shorthand::decode_record(text).map_err(Fault::unreadable)
+}
+
+/// The events of a row of the log.
+pub(super) fn decode_events(text: &str) -> Result<Vec<Event>, Fault> {
+    shorthand::decode_events(text).map_err(Fault::unreadable)
 }
 
 /// A number as PostgreSQL keeps it. Numbers of ours stay far below where this would matter.
@@ -181,7 +191,7 @@ pub(super) const RUN_COLUMNS: &str = "record, started_at, updated_at, ended_at, 
 /// A row of [`RUN_COLUMNS`] as a listing shows it.
 pub(super) fn read_row(row: &Row) -> Result<RunRow, Fault> {
     Ok(RunRow {
-        run: Arc::new(decode(column(row, 0)?)?),
+        run: Arc::new(decode_run(column(row, 0)?)?),
         started_at: Timestamp(column(row, 1)?),
         updated_at: Timestamp(column(row, 2)?),
         ended_at: column::<Option<i64>>(row, 3)?.map(Timestamp),
@@ -201,7 +211,7 @@ pub(super) fn read_events(row: &Row) -> Result<impl Iterator<Item = StoredEvent>
     let run_id = RunId(column(row, 2)?);
     let seq = to_number(column(row, 3)?);
     let at = Timestamp(column(row, 4)?);
-    let events: Vec<Event> = decode(column(row, 5)?)?;
+    let events = decode_events(column(row, 5)?)?;
     Ok((0..).zip(events).map(move |(offset, event)| StoredEvent {
         position: first.plus(offset),
         run_id,

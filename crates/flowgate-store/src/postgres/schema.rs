@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use refinery::Migration;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, IsolationLevel};
 
@@ -62,8 +63,14 @@ pub(super) async fn migrate(
 
 /// The latest form that this version knows.
 pub(super) fn format_known() -> i32 {
-    let runner = migrations::migrations::runner();
-    runner.get_migrations().iter().map(refinery::Migration::version).max().unwrap_or(0)
+    in_order().last().map_or(0, Migration::version)
+}
+
+/// The migrations by their numbers: they are found by their names, and V10 comes before V2 there.
+fn in_order() -> Vec<Migration> {
+    let mut migrations = migrations::migrations::runner().get_migrations().clone();
+    migrations.sort_by_key(Migration::version);
+    migrations
 }
 
 async fn check_server(client: &Client, within: Duration) -> Result<(), StoreError> {
@@ -128,9 +135,8 @@ async fn apply(client: &mut Client, schema: &str) -> Result<i32, Fault> {
     let sql = "SELECT coalesce(max(version), 0) FROM schema_versions";
     let rows = transaction.query_typed(sql, &[]).await?;
     let mut format: i32 = rows.first().map_or(0, |row| row.get(0));
-    let runner = migrations::migrations::runner();
     let before = format;
-    for migration in runner.get_migrations().iter().filter(|m| m.version() > before) {
+    for migration in in_order().iter().filter(|m| m.version() > before) {
         transaction.batch_execute(migration.sql().expect("an embedded migration has SQL")).await?;
         format = migration.version();
         let name = migration.name();
@@ -159,6 +165,12 @@ mod tests {
         for bad in ["", "1a", "A", "a-b", "a\"b", "a b", "pg_catalog", "é", &long] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn migrations_are_applied_in_the_order_of_their_numbers() {
+        let versions: Vec<i32> = in_order().iter().map(Migration::version).collect();
+        assert_eq!(versions, (1..=format_known()).collect::<Vec<_>>());
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::fault::unreadable;
 use super::rows::{Needy, decode_job, encode_queued, encode_run};
 use super::script::Reply;
 use crate::changes::{NetChange, NetChanges, net_changes};
+use crate::shorthand::{encode_events, encode_record};
 use crate::{Claimant, Refusal, StoreError};
 
 /// Bytes of commits in one call of the script; more make several calls.
@@ -52,10 +53,10 @@ impl<'a> Slots<'a> {
         Self { claimant, left: claimant.map_or(0, |claimant| claimant.slots.min(CLAIM_BATCH_MAX)) }
     }
 
-    /// A commit with its JSON and its share of the slots.
+    /// A commit with its texts and its share of the slots.
     pub(super) fn prepare(&mut self, index: usize, commit: Commit) -> Prepared {
-        let record = serde_json::to_string(&*commit.record).expect("a record has a JSON form");
-        let events = serde_json::to_string(&commit.events).expect("events have a JSON form");
+        let record = encode_record(&commit.record);
+        let events = encode_events(&commit.events);
         let mut handed_off = Vec::new();
         if let Some(claimant) = self.claimant {
             for (at, (_, change)) in net_changes(&commit).steps.iter().enumerate() {

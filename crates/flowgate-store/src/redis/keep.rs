@@ -16,6 +16,7 @@ use super::rows::{TIME_MS_MAX, damaged, encode_free, encode_lost};
 use super::script::{self, Reply, parse};
 use super::{RedisStore, fault, millis};
 use crate::instances::SILENCE_MAX;
+use crate::shorthand::{encode_events, encode_record};
 use crate::{
     Authored, Beat, Imported, InstanceRow, LogLine, NewLogLine, NewRevision, Retention, RunCopy,
     StoreCopy, StoreError, StoredRevision, Swept,
@@ -69,11 +70,29 @@ impl RedisStore {
         &self,
         flow: Option<&str>,
     ) -> Result<Vec<StoredRevision>, StoreError> {
+        self.revisions_that("listing revisions", (flow.unwrap_or_default(), "")).await
+    }
+
+    /// The revision of this name, or else the active one.
+    pub(super) async fn revision(
+        &self,
+        flow: &str,
+        revision: Option<&Revision>,
+    ) -> Result<Option<StoredRevision>, StoreError> {
+        let wanted = revision.map_or("=", |revision| &*revision.0);
+        Ok(self.revisions_that("reading a revision", (flow, wanted)).await?.into_iter().next())
+    }
+
+    async fn revisions_that(
+        &self,
+        doing: &'static str,
+        (flow, wanted): (&str, &str),
+    ) -> Result<Vec<StoredRevision>, StoreError> {
         let write = |command: &mut Cmd| {
-            command.arg(flow.unwrap_or_default());
+            command.arg(flow).arg(wanted);
         };
         let prefix = self.partitions.prefix(0);
-        let answer = self.run("listing revisions", &script::LIST_REVISIONS, prefix, write).await?;
+        let answer = self.run(doing, &script::LIST_REVISIONS, prefix, write).await?;
         let mut of_flows = BTreeMap::new();
         for of_flow in Reply::of(answer)? {
             let mut reply = Reply::of(of_flow)?;
@@ -231,7 +250,7 @@ fn read_count(answer: redis::Value) -> Result<u64, StoreError> {
 /// The fields of an imported run.
 fn fields_of(copy: &RunCopy) -> Vec<(String, String)> {
     let run = &copy.row.run;
-    let record = serde_json::to_string(&**run).expect("a record has a JSON form");
+    let record = encode_record(run);
     let indexes = serde_json::to_string(&indexes_of(run)).expect("names have a JSON form");
     let lines = copy.log_lines.last().map_or(0, |line| line.number);
     let mut fields = vec![
@@ -274,7 +293,7 @@ fn rows_of(events: &[StoredEvent]) -> Vec<ImportedRow> {
     let parts = together.flat_map(|events| events.chunks(ROW_EVENTS_MAX));
     let row = |part: &[StoredEvent]| {
         let events: Vec<&Event> = part.iter().map(|stored| &stored.event).collect();
-        let events = serde_json::to_string(&events).expect("events have a JSON form");
+        let events = encode_events(&events);
         let last = part[part.len() - 1].seq;
         ImportedRow { last, count: part.len(), at: part[0].at, events }
     };

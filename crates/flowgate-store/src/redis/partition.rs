@@ -6,8 +6,12 @@
 
 use flowgate_core::ids::RunId;
 
-/// The number of the layout. Another one is refused.
-pub(super) const FORMAT: u32 = 2;
+/// The number of the layout.
+pub(super) const FORMAT: u32 = 3;
+
+/// The oldest layout that is taken over: it has records and events without shorthand, and those are
+/// read all the same.
+pub(super) const FORMAT_MIN: u32 = 2;
 
 /// The partitions of a data set.
 #[derive(Debug)]

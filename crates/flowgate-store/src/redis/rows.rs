@@ -1,5 +1,6 @@
 //! Stored values, and the values that they stand for.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use serde_json::value::RawValue;
 
 use super::fault::unreadable;
 use super::script::{Reply, parse};
-use crate::{JobDetail, LeaseDetail, RunDetail, RunRow, StoreError};
+use crate::{JobDetail, LeaseDetail, RunDetail, RunRow, StoreError, shorthand};
 
 /// The last millisecond that a due time can have: a score is a double, in microseconds.
 pub(super) const TIME_MS_MAX: u128 = 9_000_000_000_000;
@@ -25,7 +26,7 @@ pub(super) fn encode_run(run_id: RunId, buffer: &mut [u8; 45]) -> &str {
 
 /// A run's record.
 pub(super) fn decode_run(text: &str) -> Result<Arc<Run>, StoreError> {
-    let run = serde_json::from_str(text).map(Arc::new);
+    let run = shorthand::decode_record(text).map(Arc::new);
     run.map_err(|error| damaged("a record of a run", error))
 }
 
@@ -164,7 +165,7 @@ impl LogRow {
         let mut parts = at.split(';');
         let mut part = || parts.next().ok_or_else(|| unreadable("half a row of a log"));
         let (at, entry) = (Timestamp(parse(part()?)?), parse::<u64>(part()?)?);
-        let events = serde_json::from_str(row.events).map_err(|error| damaged("events", error))?;
+        let events = serde_json::from_str(&row.events).map_err(|error| damaged("events", error))?;
         Ok(Self { run_id, seq: row.first, at, position: entry + row.offset, events })
     }
 
@@ -181,7 +182,7 @@ impl LogRow {
     }
 }
 
-/// The text of a row of a log: `COMMIT;COUNT;OFFSET;EVENTS`.
+/// The text of a row of a log: `COMMIT;COUNT;OFFSET;EVENTS`, the events in shorthand.
 #[derive(Debug)]
 pub(super) struct RowText<'a> {
     /// The number of its first event.
@@ -189,7 +190,7 @@ pub(super) struct RowText<'a> {
     /// How far the first event is from the position that the row of the feed begins at.
     offset: u64,
     /// A JSON array.
-    pub(super) events: &'a str,
+    pub(super) events: Cow<'a, str>,
 }
 
 impl<'a> RowText<'a> {
@@ -200,7 +201,7 @@ impl<'a> RowText<'a> {
         let (count, offset): (u64, u64) = (parse(part()?)?, parse(part()?)?);
         let before = last.checked_sub(count);
         let before = before.ok_or_else(|| unreadable("a row of a log that is too long"))?;
-        Ok(Self { first: before + 1, offset, events: part()? })
+        Ok(Self { first: before + 1, offset, events: shorthand::EVENTS.read(part()?) })
     }
 }
 
@@ -241,7 +242,7 @@ impl Needy {
     pub(super) fn take_stored(&mut self, last: u64, text: &str) -> Result<(), StoreError> {
         let row = RowText::read(last, text)?;
         let events: Vec<&RawValue> =
-            serde_json::from_str(row.events).map_err(|error| damaged("events", error))?;
+            serde_json::from_str(&row.events).map_err(|error| damaged("events", error))?;
         self.take(row.first, |at| {
             let event = serde_json::from_str::<Event>(events.get(at)?.get());
             Some(event.map(|event| event.payload()).map_err(|error| damaged("an event", error)))

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::fault;
 use super::link::Link;
 use super::options::{RedisOptions, ServersKind};
-use super::partition::{FORMAT, Partitions, partition_prefix};
+use super::partition::{FORMAT, FORMAT_MIN, Partitions, partition_prefix};
 use super::script::{self, Reply};
 use crate::clock::{Clock, Stopwatch};
 use crate::{Finding, StoreError};
@@ -140,7 +140,7 @@ pub(super) async fn open_partitions(
     let epoch = format!("{:016x}", Uuid::now_v7().as_u64_pair().1);
     for index in 0..count {
         let write = |command: &mut Cmd| {
-            command.arg(FORMAT).arg(count).arg(index).arg(&epoch);
+            command.arg(FORMAT).arg(count).arg(index).arg(&epoch).arg(FORMAT_MIN);
         };
         let prefix = partition_prefix(&options.prefix, index);
         let answer = script::OPEN.run(link, &prefix, write).await.map_err(doing)?;
@@ -159,9 +159,10 @@ async fn read_meta(link: &Link, options: &RedisOptions) -> Result<Option<(u32, u
     Ok(answer.0.zip(answer.1))
 }
 
+/// Whether this flowgate can work with a data set.
 fn fits(options: &RedisOptions, format: u32, there: u16, count: u16) -> Result<(), StoreError> {
     let prefix = &options.prefix;
-    if format != FORMAT {
+    if !(FORMAT_MIN..=FORMAT).contains(&format) {
         return Err(StoreError::Incompatible {
             message: format!(
                 "the data set `{prefix}` has the format {format} and this flowgate writes \

@@ -194,27 +194,50 @@ pub(super) fn revisions(
     format: u32,
     flow: Option<&str>,
 ) -> Result<Vec<StoredRevision>, Fault> {
-    let authored = if format < FORMAT_WITH_AUTHORS { "NULL, NULL" } else { "author, note" };
     let mut statement = connection.prepare_cached(&format!(
-        "SELECT revision, file, folder, registered_at, active, {authored} FROM revisions \
-         WHERE ?1 IS NULL OR flow = ?1 \
+        "SELECT {} FROM revisions WHERE ?1 IS NULL OR flow = ?1 \
          ORDER BY flow, registered_at DESC, revision_number DESC",
+        revision_columns(format),
     ))?;
     let mut rows = statement.query([flow])?;
     let mut list = Vec::new();
     while let Some(row) = rows.next()? {
-        let file = row.get_ref(1)?.as_str().map_err(Fault::unreadable)?;
-        let file: FlowFile = serde_json::from_str(file).map_err(Fault::unreadable)?;
-        let revision = Revision(row.get::<_, String>(0)?.into());
-        let text = |at| row.get::<_, Option<String>>(at).map(|text| text.map(Arc::from));
-        let authored = Authored { author: text(5)?, note: text(6)? };
-        list.push(StoredRevision {
-            revision: NewRevision { revision, file, folder: row.get(2)?, authored },
-            registered_at: Timestamp(row.get(3)?),
-            active: row.get(4)?,
-        });
+        list.push(read_revision(row)?);
     }
     Ok(list)
+}
+
+/// The revision of this name, or else the active one.
+pub(super) fn revision(
+    connection: &Connection,
+    format: u32,
+    (flow, revision): (&str, Option<&Revision>),
+) -> Result<Option<StoredRevision>, Fault> {
+    let condition = if revision.is_some() { "revision = ?2" } else { "active AND ?2 IS NULL" };
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT {} FROM revisions WHERE flow = ?1 AND {condition}",
+        revision_columns(format),
+    ))?;
+    let mut rows = statement.query((flow, revision.map(|revision| &*revision.0)))?;
+    rows.next()?.map(read_revision).transpose()
+}
+
+fn revision_columns(format: u32) -> String {
+    let authored = if format < FORMAT_WITH_AUTHORS { "NULL, NULL" } else { "author, note" };
+    format!("revision, file, folder, registered_at, active, {authored}")
+}
+
+fn read_revision(row: &Row<'_>) -> Result<StoredRevision, Fault> {
+    let file = row.get_ref(1)?.as_str().map_err(Fault::unreadable)?;
+    let file: FlowFile = serde_json::from_str(file).map_err(Fault::unreadable)?;
+    let revision = Revision(row.get::<_, String>(0)?.into());
+    let text = |at| row.get::<_, Option<String>>(at).map(|text| text.map(Arc::from));
+    let authored = Authored { author: text(5)?, note: text(6)? };
+    Ok(StoredRevision {
+        revision: NewRevision { revision, file, folder: row.get(2)?, authored },
+        registered_at: Timestamp(row.get(3)?),
+        active: row.get(4)?,
+    })
 }
 
 /// The commit whose first event has this number in the run.

@@ -8,6 +8,7 @@ mod model;
 mod postgres;
 mod postgres_control;
 mod postgres_harness;
+mod postgres_jobs;
 mod postgres_load;
 mod postgres_server;
 mod postgres_session;

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flowgate_core::event::Event;
 use flowgate_core::ids::RunId;
 use flowgate_store::conformance::Harness;
 use flowgate_store::conformance::world::{LEASE, World, chain, lease_of, single};
@@ -285,16 +286,27 @@ fn leases_are_renewed_while_the_other_runtime_is_busy() {
 #[tokio::test]
 async fn people_can_read_events_with_any_tool() {
     let mut harness = PostgresHarness::direct().await;
-    let run_id = World::new(&mut harness).started(&chain(), r#"{"x":1}"#).await;
+    let world = World::new(&mut harness);
+    let run_id = world.started(&chain(), r#"{"x":1}"#).await;
+    world.finish(&chain(), run_id).await;
+    let (events, run) = (world.events(run_id).await, world.run(run_id).await.row.run);
+    let schema = &harness.options.schema;
     let sql = format!(
-        "SELECT seq, type, step FROM {}.events WHERE run_id = '{run_id}' ORDER BY seq",
-        harness.options.schema
+        "SELECT seq, json_build_object('type', type, 'data', data)::text FROM {schema}.events \
+         WHERE run_id = '{run_id}' ORDER BY seq"
     );
     let rows = harness.client.query(&sql, &[]).await.unwrap();
-    let shown: Vec<(i64, String, Option<String>)> =
-        rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
-    assert_eq!(shown[0], (1, "run.started".to_owned(), None));
-    assert_eq!(shown[1], (2, "step.queued".to_owned(), Some("first".to_owned())));
+    let shown: Vec<(i64, Event)> = rows
+        .iter()
+        .map(|row| (row.get(0), serde_json::from_str(row.get::<_, &str>(1)).unwrap()))
+        .collect();
+    let expected: Vec<_> = (1..).zip(events.into_iter().map(|stored| stored.event)).collect();
+    assert_eq!(shown, expected);
+    let sql = format!(
+        "SELECT {schema}.spelled_out('record', record) FROM {schema}.runs WHERE run_id = '{run_id}'"
+    );
+    let record: String = harness.client.query_one(&sql, &[]).await.unwrap().get(0);
+    assert_eq!(record, serde_json::to_string(&*run).unwrap());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -167,10 +167,11 @@ async fn claims_stay_quick_among_the_remains_of_many_jobs() {
         .unwrap();
     harness
         .sql(&format!(
-            "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, \
-             order_at, priority, ticket, is_leased) SELECT gen_random_uuid(), 0, 'execute', 'default', 0, '[1]', \
-             store_now() - 100000 + n, store_now() - 100000 + n, 0, n, false FROM generate_series(1, {REMAINS}) n; \
-             UPDATE jobs SET is_leased = true, token = ticket, check_at = due_at, \
+            "INSERT INTO jobs (run_id, step, number, attempt, due_at, priority, kind, queue, \
+             inputs, waits_in, order_at, ticket) SELECT gen_random_uuid(), 0, n, 0, \
+             store_now() - 100000 + n, 0, 'execute', 'default', '[1]', 'default', \
+             store_now() - 100000 + n, n FROM generate_series(1, {REMAINS}) n; \
+             UPDATE jobs SET waits_in = NULL, token = ticket, check_at = due_at, \
              expires_at = due_at; \
              DELETE FROM jobs;"
         ))

@@ -40,13 +40,51 @@ async fn a_data_set_of_another_format_is_refused_and_left_as_it_is() {
     server.ask(&["HSET", "old:{p0}:meta", "format", "1"]).unwrap();
     let refused = Box::pin(RedisStore::open(options(&url))).await;
     let Err(StoreError::Incompatible { message }) = refused else { panic!("{refused:?}") };
-    assert!(message.contains("has the format 1 and this flowgate writes 2"), "{message}");
+    assert!(message.contains("has the format 1 and this flowgate writes 3"), "{message}");
     assert!(message.contains("use the flowgate that wrote it, or another prefix"), "{message}");
     let kept = server.ask(&["HGET", "old:{p0}:meta", "format"]).unwrap();
     assert_eq!(kept, Reply::Text("1".to_owned()));
     let findings = examine(&options(&url)).await;
     let bad: Vec<_> = findings.iter().filter(|f| f.level == Level::Bad).map(|f| f.check).collect();
     assert_eq!(bad, ["data set"], "{findings:?}");
+}
+
+/// What the run's hash reads in a field.
+fn field(server: &Redis, key: &str, name: &str) -> String {
+    let reply = server.ask(&["HGET", key, name]).expect("the server answers");
+    let Reply::Text(text) = reply else { panic!("{name}: {reply:?}") };
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_set_from_before_there_was_shorthand_is_taken_over_with_its_runs() {
+    let server = Redis::start().unwrap();
+    let mut harness = RedisHarness::on(&server.url(), "").await;
+    let mut world = World::new(&mut harness);
+    let run_id = world.started(&chain(), "1").await;
+    let (before, events) = (world.run(run_id).await, world.events(run_id).await);
+    let key = server.ask(&["KEYS", &format!("*:run:{run_id}")]).unwrap();
+    let Reply::List(keys) = key else { panic!("{key:?}") };
+    let [Reply::Text(key)] = &keys[..] else { panic!("{keys:?}") };
+    let (meta, row) =
+        (key.replace(&format!("run:{run_id}"), "meta"), field(&server, key, "version"));
+
+    let plain: Vec<_> = events.iter().map(|stored| &stored.event).collect();
+    let plain = serde_json::to_string(&plain).unwrap();
+    let stored = field(&server, key, &row);
+    let (head, shorthand) = stored.split_at(stored.match_indices(';').nth(2).unwrap().0 + 1);
+    assert!(shorthand.len() * 2 < plain.len(), "{shorthand:?}");
+    server.ask(&["HSET", key, &row, &format!("{head}{plain}")]).unwrap();
+    let record = serde_json::to_string(&*before.row.run).unwrap();
+    assert!(field(&server, key, "record").len() * 2 < record.len());
+    server.ask(&["HSET", key, "record", &record]).unwrap();
+    server.ask(&["HSET", &meta, "format", "2"]).unwrap();
+
+    assert!(world.reopen().await);
+    assert_eq!(field(&server, &meta, "format"), "3");
+    assert_eq!(world.run(run_id).await, before);
+    assert_eq!(world.events(run_id).await, events);
+    world.finish(&chain(), run_id).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,272 @@
+//! How the store on PostgreSQL keeps jobs: a row goes on with its chain.
+
+use std::sync::Arc;
+
+use flowgate_core::commit::{Claimed, Due, Job, JobChange};
+use flowgate_core::flow::Flow;
+use flowgate_core::ids::{JobId, RunId, StepIndex};
+use flowgate_store::conformance::Harness;
+use flowgate_store::conformance::world::{LEASE, World, applied, chain, fan, lease_of, refused};
+use flowgate_store::{PostgresOptions, PostgresStore, Refusal, Renewal, Store};
+use serde_json::{Map, json};
+use tokio::task::JoinSet;
+use tokio::time::{Duration, timeout};
+
+use crate::postgres_harness::{PostgresHarness, connect, options, variable};
+
+/// Longer than anything here takes.
+const SOON: Duration = Duration::from_secs(20);
+
+/// The migrations before the one that lets a row go on.
+const BEFORE: [&str; 8] = [
+    include_str!("../../src/postgres/migrations/V1__init.sql"),
+    include_str!("../../src/postgres/migrations/V2__terms.sql"),
+    include_str!("../../src/postgres/migrations/V3__permits.sql"),
+    include_str!("../../src/postgres/migrations/V4__priority.sql"),
+    include_str!("../../src/postgres/migrations/V5__gates.sql"),
+    include_str!("../../src/postgres/migrations/V6__pools.sql"),
+    include_str!("../../src/postgres/migrations/V7__authors.sql"),
+    include_str!("../../src/postgres/migrations/V8__gates_by_flow.sql"),
+];
+
+/// `count` steps, one after another.
+fn chain_of(count: usize) -> Flow {
+    let step = |at: usize| {
+        let mut step = json!({ "run": { "shell": "true" } });
+        if at > 0 {
+            step["subscribes"] = json!([format!("e{at:03}")]);
+        }
+        if at + 1 < count {
+            step["emits"] = json!([format!("e{:03}", at + 1)]);
+        }
+        (format!("s{at:03}"), step)
+    };
+    let steps: Map<String, _> = (0..count).map(step).collect();
+    let file = serde_json::from_value(json!({ "flow": "long", "steps": steps }));
+    Flow::new(file.expect("a flow file")).expect("a valid flow")
+}
+
+/// What the indexes of the jobs hold, of all jobs, and the pages that these are in.
+async fn indexed(harness: &PostgresHarness) -> Vec<(String, i64)> {
+    let schema = &harness.options.schema;
+    let columns = format!(
+        "SELECT string_agg(DISTINCT format('j.%I', a.attname), ', ') \
+         FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum > 0 \
+         WHERE i.indrelid = '{schema}.jobs'::regclass \
+         AND (a.attnum = ANY (i.indkey) OR i.indexprs IS NOT NULL \
+             OR pg_get_expr(i.indpred, i.indrelid) LIKE '%' || a.attname || '%')"
+    );
+    let columns: String = harness.client.query_one(&columns, &[]).await.expect("looking").get(0);
+    let sql = format!(
+        "SELECT ROW({columns})::text, (ctid::text::point)[0]::bigint FROM {schema}.jobs j ORDER BY 1"
+    );
+    let rows = harness.client.query(&sql, &[]).await.expect("looking");
+    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
+}
+
+/// Sends the success of `claimed`, and takes what follows.
+async fn go_on(world: &World<'_, PostgresHarness>, flow: &Flow, claimed: &Claimed) -> Vec<Claimed> {
+    world.apply_and_take(world.succeed(flow, claimed), 10).await
+}
+
+#[tokio::test]
+async fn a_step_that_is_handed_off_writes_no_index_of_the_jobs() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let flow = chain_of(5);
+    let start = world.start(&flow, "1");
+    let mut claimed = world.apply_and_take(start, 10).await.remove(0);
+    let before = indexed(world.harness).await;
+    assert_eq!(before.len(), 1);
+    for _ in 1..5 {
+        claimed = go_on(&world, &flow, &claimed).await.remove(0);
+        // PostgreSQL leaves indexes alone if none of their columns changes and the page has room.
+        assert_eq!(indexed(world.harness).await, before);
+    }
+    assert!(go_on(&world, &flow, &claimed).await.is_empty());
+    assert_eq!(indexed(world.harness).await, []);
+}
+
+#[tokio::test]
+async fn a_chain_over_many_steps_has_one_job_at_a_time() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let flow = chain_of(40);
+    let start = world.start(&flow, "1");
+    let run_id = start.run_id;
+    let mut claimed = world.apply_and_take(start, 10).await;
+    for step in 0..40 {
+        let [job] = claimed.try_into().expect("one job is handed off");
+        assert_eq!(job.job.job_id.step, StepIndex(step));
+        let open = world.run(run_id).await.jobs;
+        assert_eq!(open.len(), 1);
+        assert_eq!(open[0].job.job_id, job.job.job_id);
+        claimed = go_on(&world, &flow, &job).await;
+    }
+    assert_eq!(world.run(run_id).await.jobs, []);
+}
+
+#[tokio::test]
+async fn a_job_takes_the_place_of_the_one_that_its_step_has() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let flow = chain();
+    let claimed = world.started_and_claimed(&flow).await;
+    let next = JobId { step: StepIndex(1), ..claimed.job.job_id };
+    let mut begun = world.begin(&flow, &claimed);
+    let job = Job { job_id: next, ..claimed.job.clone() };
+    begun.jobs.push(JobChange::Add { job, due: Due::After(LEASE) });
+    let run = Arc::clone(&begun.record);
+    world.apply(begun).await;
+    assert_eq!(world.run(run.run_id).await.jobs.len(), 2);
+    let claimed = Claimed { run, ..claimed };
+    let second = go_on(&world, &flow, &claimed).await.remove(0);
+    let open = world.run(claimed.job.job_id.run_id).await.jobs;
+    assert_eq!(open.len(), 1);
+    assert_eq!(open[0].job.job_id, next);
+    assert_eq!(open[0].lease.as_ref().map(|lease| lease.token), Some(second.token));
+}
+
+#[tokio::test]
+async fn a_renewal_waits_for_nobody_who_writes_the_job() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let claimed = world.started_and_claimed(&chain()).await;
+    let (writing, _driver) = connect().await;
+    let lock = format!("BEGIN; SELECT FROM {}.jobs FOR UPDATE", world.harness.options.schema);
+    writing.batch_execute(&lock).await.unwrap();
+    let leases = [lease_of(&claimed)];
+    let store = world.store();
+    let renewed = timeout(SOON, store.renew(&leases, LEASE * 2)).await;
+    let renewed = renewed.expect("it waits for nobody").unwrap();
+    assert_eq!(renewed, [Renewal::Held(claimed.expires_at)]);
+    writing.batch_execute("COMMIT").await.unwrap();
+    let renewed = store.renew(&leases, LEASE * 2).await.unwrap();
+    assert!(matches!(renewed[..], [Renewal::Held(until)] if until > claimed.expires_at));
+}
+
+/// Waits until a commit waits for a lock.
+async fn until_a_commit_waits(harness: &PostgresHarness) {
+    let sql = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+         AND query LIKE '%\"{}\".commit_batch%'",
+        harness.options.schema
+    );
+    let waits = async {
+        loop {
+            let count: i64 = harness.client.query_one(&sql, &[]).await.expect("looking").get(0);
+            if count > 0 {
+                return;
+            }
+        }
+    };
+    timeout(SOON, waits).await.expect("the commit waits for the run");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_runs_out_while_its_commit_waits_is_lost() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let claimed = world.started_and_claimed(&chain()).await;
+    let commit = world.succeed(&chain(), &claimed);
+    let (writing, _driver) = connect().await;
+    let lock = format!("BEGIN; SELECT FROM {}.runs FOR UPDATE", world.harness.options.schema);
+    writing.batch_execute(&lock).await.unwrap();
+    let store = world.store();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move { store.commit(vec![commit], None).await });
+    until_a_commit_waits(world.harness).await;
+    world.harness.advance(LEASE).await;
+    // Whoever lets a lease end needs the run, so that nobody does so behind the back of a commit.
+    assert!(world.claim(1).await.is_empty());
+    writing.batch_execute("COMMIT").await.unwrap();
+    let outcome = tasks.join_next().await.unwrap().unwrap().unwrap().remove(0);
+    assert_eq!(refused(&outcome), Refusal::LeaseLost(claimed.job.job_id));
+    assert_eq!(world.claim_one().await.job.job_id, claimed.job.job_id);
+}
+
+#[tokio::test]
+async fn a_lost_lease_in_a_batch_refuses_its_own_commit_and_no_other() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let flow = chain();
+    let mut claimed = Vec::new();
+    for _ in 0..5 {
+        claimed.push(world.started_and_claimed(&flow).await);
+    }
+    let lost = [1, 3];
+    for at in lost {
+        claimed[at].token.0 += 1_000;
+    }
+    let commits: Vec<_> = claimed.iter().map(|claimed| world.succeed(&flow, claimed)).collect();
+    let outcomes = world.store().commit(commits, Some(&world.claimant(10))).await.unwrap();
+    for (at, (outcome, claimed)) in outcomes.into_iter().zip(&claimed).enumerate() {
+        let version = world.run(claimed.run.run_id).await.row.run.version;
+        if lost.contains(&at) {
+            assert_eq!(refused(&outcome), Refusal::LeaseLost(claimed.job.job_id));
+            assert_eq!(version, claimed.run.version, "nothing of it is written");
+        } else {
+            assert_eq!(applied(outcome).len(), 1);
+            assert!(version > claimed.run.version);
+        }
+    }
+}
+
+/// A schema as the migrations before made it, with the runs, the log and the jobs of `from`.
+async fn copied_before(from: &PostgresHarness) -> PostgresOptions {
+    let old = options(&variable("FLOWGATE_TEST_POSTGRES"));
+    let (schema, source) = (&old.schema, &from.options.schema);
+    let sql = format!(
+        "BEGIN; CREATE SCHEMA {schema}; SET LOCAL search_path TO {schema}, pg_temp; \
+         CREATE TABLE schema_versions (version integer PRIMARY KEY, name text NOT NULL, \
+         checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now()); \
+         INSERT INTO schema_versions SELECT n, '', '' FROM generate_series(1, {count}) n; \
+         {migrations} \
+         INSERT INTO runs SELECT * FROM {source}.runs; \
+         INSERT INTO log SELECT * FROM {source}.log; \
+         INSERT INTO queues SELECT * FROM {source}.queues; \
+         INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, ticket, is_leased, \
+         token, instance, expires_at, check_at, granted_by, lost, priority, order_at) \
+         SELECT run_id, step, kind, queue, attempt, inputs, due_at, coalesce(ticket, token), \
+         waits_in IS NULL, token, instance, expires_at, check_at, granted_by, lost, priority, \
+         coalesce(order_at, due_at) FROM {source}.jobs; \
+         SELECT setval('tickets', nextval('{source}.tickets')); COMMIT",
+        count = BEFORE.len(),
+        migrations = BEFORE.concat()
+    );
+    from.client.batch_execute(&sql).await.expect("the schema before");
+    old
+}
+
+#[tokio::test]
+async fn jobs_that_wait_and_jobs_that_are_leased_outlive_the_migration() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let leased = world.started_and_claimed(&fan()).await;
+    let over = world.started_and_claimed(&fan()).await;
+    let waits: RunId = world.started(&chain(), "1").await;
+    let later = world.start(&chain_of(2), "1");
+    let handed_off = applied(world.send(later, Some(&world.claimant(1))).await).remove(0);
+    let old = copied_before(world.harness).await;
+    let store = Arc::new(PostgresStore::open(old.clone()).await.expect("migrating"));
+    for run_id in [leased.run.run_id, over.run.run_id, waits, handed_off.run.run_id] {
+        let kept = store.read_run(run_id).await.unwrap().expect("the run is kept");
+        assert_eq!(kept, world.run(run_id).await);
+    }
+    world.harness.store = store;
+    let first = std::mem::replace(&mut world.harness.options, old);
+    world.harness.sql(&format!("DROP SCHEMA {} CASCADE", first.schema)).await;
+    let renewed = world.store().renew(&[lease_of(&leased), lease_of(&handed_off)], LEASE * 3).await;
+    assert!(renewed.unwrap().iter().all(|renewal| matches!(renewal, Renewal::Held(_))));
+    world.harness.advance(LEASE).await;
+    let claimed = world.claim(10).await;
+    let mut runs: Vec<RunId> = claimed.iter().map(|claimed| claimed.run.run_id).collect();
+    runs.sort_unstable();
+    let mut expected = [waits, over.run.run_id];
+    expected.sort_unstable();
+    assert_eq!(runs, expected);
+    let lost: usize = claimed.iter().map(|claimed| claimed.lost.len()).sum();
+    assert_eq!(lost, 1, "the lease that is over is not forgotten");
+    assert_eq!(go_on(&world, &fan(), &leased).await.len(), 4);
+    assert_eq!(go_on(&world, &chain_of(2), &handed_off).await.len(), 1);
+}
