@@ -191,19 +191,15 @@ impl Engine {
             let message = format!("`{}` cannot be the name of a pool", pool.escape_debug());
             return Err(EngineError::Invalid(message));
         }
-        let revisions = store.list_revisions(Some(name)).await?;
-        let active = revisions.iter().find(|stored| stored.active);
-        let active = active.ok_or_else(|| EngineError::NoFlow(Arc::clone(name)))?;
+        let active = store.read_revision(name, None).await?;
+        let active = &active.ok_or_else(|| EngineError::NoFlow(Arc::clone(name)))?;
         let from = active.revision.revision.clone();
         let open: Option<Open> = read_one(store, OPEN, name).await?.map(|(_, open)| open);
-        let history: Vec<Revision> = revisions
-            .iter()
-            .filter(|stored| stored.registered_at < active.registered_at)
-            .map(|stored| stored.revision.revision.clone())
-            .collect();
-        let open = open.as_ref().map(|open| &open.deployment_id);
-        let standing = Standing { active: &from, history: &history, open };
         let to = request.flow.revision.clone();
+        let known = store.read_revision(name, Some(&to)).await?;
+        let is_older = known.is_some_and(|known| known.registered_at < active.registered_at);
+        let open = open.as_ref().map(|open| &open.deployment_id);
+        let standing = Standing { active: &from, is_older, open };
         admit(&to, &standing, request.is_forced).map_err(EngineError::Deploy)?;
         let old = compile(active)?;
         let settings = &request.settings;
@@ -455,17 +451,25 @@ async fn list_all<T: DeserializeOwned>(
     kind: &'static str,
     prefix: &str,
 ) -> Result<Vec<T>, StoreError> {
-    let (mut values, mut after) = (Vec::new(), None);
+    list_records(store, kind, prefix).await?.iter().map(decode).collect()
+}
+
+/// All records whose keys begin with `prefix`, the last first.
+async fn list_records(
+    store: &dyn Store,
+    kind: &'static str,
+    prefix: &str,
+) -> Result<Vec<Record>, StoreError> {
+    let (mut records, mut after) = (Vec::new(), None);
     loop {
         let (prefix, limit) = (prefix.into(), PAGE_MAX);
         let query = RecordQuery { kind, prefix, after, is_descending: true, limit };
         let page = store.list_records(&query).await?;
-        for record in &page {
-            values.push(decode(record)?);
-        }
-        match page.last() {
-            Some(last) if page.len() == PAGE_MAX => after = Some(Arc::clone(&last.key)),
-            Some(_) | None => return Ok(values),
+        let is_last = page.len() < PAGE_MAX;
+        after = page.last().map(|last| Arc::clone(&last.key));
+        records.extend(page);
+        if is_last {
+            return Ok(records);
         }
     }
 }

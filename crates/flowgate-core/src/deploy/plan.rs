@@ -159,22 +159,22 @@ fn listed(runs: &[(RunId, String)]) -> String {
 pub struct Standing<'a> {
     /// The active revision.
     pub active: &'a Revision,
-    /// Revisions that were active before it.
-    pub history: &'a [Revision],
+    /// Whether the revision that is asked for was active before it.
+    pub is_older: bool,
     /// The deployment that is under way, if one is.
     pub open: Option<&'a DeploymentId>,
 }
 
 /// Whether a deployment of `revision` may begin at all.
 pub fn admit(revision: &Revision, standing: &Standing<'_>, is_forced: bool) -> Result<(), Refusal> {
-    let Standing { active, history, open } = *standing;
+    let Standing { active, is_older, open } = *standing;
     if let Some(deployment_id) = open {
         return Err(Refusal::InProgress { deployment_id: deployment_id.clone() });
     }
     if revision == active {
         return Err(Refusal::Active { revision: revision.clone() });
     }
-    if history.contains(revision) && !is_forced {
+    if is_older && !is_forced {
         return Err(Refusal::Older { revision: revision.clone(), active: active.clone() });
     }
     Ok(())

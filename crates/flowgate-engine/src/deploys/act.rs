@@ -106,7 +106,7 @@ impl Driver {
         next.counts = seen.counts;
         next.counts.released = held.deployment.counts.released + released;
         next.counts.held = next.counts.held.max(next.counts.released);
-        self.write(held, &next).await
+        self.write(held, &next).await.map(drop)
     }
 
     /// Sends a share of the starts to the new revision, and what starts there to its pool.
@@ -123,6 +123,7 @@ impl Driver {
         let outcome = self.instance.store.set_gate(flow, gate, false).await?;
         if outcome == GateOutcome::Set {
             self.instance.note_gate(flow, gate.stamp());
+            self.note_whole(flow, gate.generation);
         }
         Ok(outcome == GateOutcome::Set)
     }
@@ -130,7 +131,7 @@ impl Driver {
     /// Sets the gate of a flow to what it is: whoever led before may have set it in part.
     pub(super) async fn set_gate_again(&self, flow: &Arc<str>) -> Result<(), Trouble> {
         let gate = gates::read(&self.instance, flow).await?;
-        if gate.generation > 0 {
+        if gate.generation > 0 && !self.is_whole(flow, gate.generation) {
             self.move_gate(flow, &gate).await?;
         }
         Ok(())
@@ -153,9 +154,7 @@ impl Driver {
         {
             return Ok(());
         }
-        let stored = instance.store.list_revisions(Some(flow)).await?;
-        let found = stored.into_iter().find(|stored| stored.revision.revision == *revision);
-        let Some(found) = found else {
+        let Some(found) = instance.store.read_revision(flow, Some(revision)).await? else {
             memo.fault = Some(format!("the store has lost the revision {revision}"));
             return Ok(());
         };
@@ -226,7 +225,7 @@ impl Driver {
         checkpoint: &Checkpoint,
         expect: Expect,
     ) -> Result<(), Trouble> {
-        self.write_all(vec![settling(checkpoint, expect, &deployment.settings)]).await
+        self.write_all(vec![settling(checkpoint, expect, &deployment.settings)]).await.map(drop)
     }
 
     /// Lets the oldest checkpoints go on, unless somebody has: on the new revision where that is

@@ -248,8 +248,7 @@ async fn decided(store: &dyn Store, deployment: &Deployment) -> Result<Revision,
     match deployment.phase {
         Phase::Plan | Phase::Drain | Phase::Deploy | Phase::Verify => Err(undecided()),
         Phase::Resume => {
-            let revisions = store.list_revisions(Some(&deployment.flow)).await?;
-            let active = revisions.into_iter().find(|stored| stored.active);
+            let active = store.read_revision(&deployment.flow, None).await?;
             let is_active = active.is_some_and(|stored| stored.revision.revision == deployment.to);
             if is_active { Ok(deployment.to.clone()) } else { Err(undecided()) }
         }

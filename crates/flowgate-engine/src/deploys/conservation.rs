@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use flowgate_core::deploy::report::Whereabouts;
-use flowgate_core::deploy::{Conservation, Deployment};
+use flowgate_core::deploy::{Conservation, Deployment, Settings};
 use flowgate_core::ids::RunId;
 use flowgate_core::run::{Run, RunStatus};
 use flowgate_store::{RunQuery, RunRow, Store, StoreError};
@@ -58,6 +58,10 @@ async fn count(
     statuses: &[RunStatus],
 ) -> Result<u64, StoreError> {
     let all = RunQuery { statuses: statuses.to_vec(), ..during(deployment) };
+    let Settings { smoke_tests, shadow, .. } = &deployment.settings;
+    if smoke_tests.is_empty() && shadow.is_none() {
+        return store.count_runs(&all).await;
+    }
     let tag = (PROBE_TAG.into(), Arc::clone(&deployment.deployment_id.0));
     let probes = RunQuery { tags: vec![tag], ..all.clone() };
     let (all, probes) = tokio::try_join!(store.count_runs(&all), store.count_runs(&probes))?;

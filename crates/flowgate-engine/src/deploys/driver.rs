@@ -9,10 +9,11 @@ use flowgate_core::deploy::{Deployment, DeploymentId, Next, ShadowResult, next};
 use flowgate_core::ids::RunId;
 use flowgate_store::StoreError;
 use flowgate_store::control::{Expect, Record, RecordWrite, RecordsOutcome};
+use parking_lot::Mutex;
 
 use super::canary::Counted;
 use super::{CHECKPOINT, Checkpoint, DEPLOYMENT, Open, TOPIC};
-use super::{conservation, key_of, list_all, read_one, write};
+use super::{conservation, decode, key_of, list_all, list_records, read_one, write};
 use crate::backoff::Backoff;
 use crate::error::EngineError;
 use crate::gates::HeldRun;
@@ -71,6 +72,8 @@ pub(super) struct Driver {
     pub(super) instance: Arc<Instance>,
     pub(super) engine: WeakEngine,
     reign: Arc<Reign>,
+    /// The last generation of each flow's gate that is known to be set in whole.
+    whole_gates: Mutex<HashMap<Arc<str>, u64>>,
 }
 
 /// A deployment and the version of its record in the store.
@@ -81,7 +84,7 @@ pub(super) struct Held {
 
 /// Drives what is under way, until the term is over.
 pub(crate) async fn drive(instance: Arc<Instance>, engine: WeakEngine, reign: Arc<Reign>) {
-    let driver = Driver { instance, engine, reign };
+    let driver = Driver { instance, engine, reign, whole_gates: Mutex::default() };
     let mut memos = HashMap::new();
     let mut backoff = new_backoff();
     while driver.reign.is_held() {
@@ -135,15 +138,24 @@ impl Driver {
             self.set_gate_again(flow).await?;
             memo.is_gate_whole = true;
         }
+        // What this driver has just written need not be read.
+        let mut known = None;
         loop {
             if !self.reign.is_held() {
                 return Err(Trouble::Lost);
             }
-            let Some(held) = self.read(flow, id).await? else { return Ok(LOOK_EVERY) };
+            let found = match known.take() {
+                Some(held) => Some(held),
+                None => self.read(flow, id).await?,
+            };
+            // What has ended is not under way any more, so nobody looks at it again.
+            let Some(held) = found.filter(|held| !held.deployment.phase.is_terminal()) else {
+                return Ok(LOOK_EVERY);
+            };
             let driver = &self.instance.config.instance;
             if held.deployment.driver.as_ref() != Some(driver) {
                 // Whoever looks at it is told who drives it, also while there is nothing to do.
-                self.write(&held, &held.deployment.driven_by(driver.clone())).await?;
+                known = self.write(&held, &held.deployment.driven_by(driver.clone())).await?;
                 continue;
             }
             let seen = self.look(&held.deployment, memo).await?;
@@ -151,10 +163,9 @@ impl Driver {
             match next(&held.deployment, &seen) {
                 Next::Become(record) => {
                     tracing::info!(%flow, deployment = %id, phase = %record.phase, "deployment");
-                    self.write(&held, &record).await?;
+                    known = self.write(&held, &record).await?;
                 }
                 Next::Wait { until } => return Ok(until.since(now).min(LOOK_EVERY)),
-                // What has ended is not under way any more, so nobody looks at it again.
                 Next::Finish => return Ok(LOOK_EVERY),
                 action @ (Next::Measure(_)
                 | Next::CloseGate { .. }
@@ -172,6 +183,15 @@ impl Driver {
         }
     }
 
+    /// Whether this generation of a gate is known to be set in whole.
+    pub(super) fn is_whole(&self, flow: &str, generation: u64) -> bool {
+        self.whole_gates.lock().get(flow) == Some(&generation)
+    }
+
+    pub(super) fn note_whole(&self, flow: &Arc<str>, generation: u64) {
+        self.whole_gates.lock().insert(Arc::clone(flow), generation);
+    }
+
     async fn read(&self, flow: &str, id: &DeploymentId) -> Result<Option<Held>, Trouble> {
         let key = key_of(flow, id);
         let found: Option<(Record, Deployment)> =
@@ -179,8 +199,12 @@ impl Driver {
         Ok(found.map(|(record, deployment)| Held { deployment, record: record.version }))
     }
 
-    /// Writes the next record of a deployment, unless somebody else has.
-    pub(super) async fn write(&self, held: &Held, next: &Deployment) -> Result<(), Trouble> {
+    /// Writes the next record of a deployment, unless somebody else has; what is written.
+    pub(super) async fn write(
+        &self,
+        held: &Held,
+        next: &Deployment,
+    ) -> Result<Option<Held>, Trouble> {
         let mut next = next.clone();
         if next.phase.is_terminal() {
             let end = conservation::count_at_end(&*self.instance.store, &next).await?;
@@ -198,15 +222,21 @@ impl Driver {
             let flow = Arc::clone(&next.flow);
             writes.push(write(super::OPEN, flow, Expect::Anything, None::<&()>));
         }
-        self.write_all(writes).await?;
-        if next.phase.is_terminal() { self.prune(&next).await } else { Ok(()) }
+        let versions = self.write_all(writes).await?;
+        if next.phase.is_terminal() {
+            self.prune(&next).await?;
+        }
+        let written = versions.and_then(|versions| versions.first().copied());
+        Ok(written.map(|record| Held { deployment: next, record }))
     }
 
     /// Forgets the oldest deployments of a flow that has more than are kept, and their checkpoints.
     async fn prune(&self, ended: &Deployment) -> Result<(), Trouble> {
         let max = usize::try_from(ended.settings.audit_max_per_flow).unwrap_or(usize::MAX);
-        let all = super::deployments(&*self.instance.store, Some(&ended.flow)).await?;
-        for one in all.iter().skip(max.max(1)).take(PRUNED_MAX) {
+        let store = &*self.instance.store;
+        let all = list_records(store, DEPLOYMENT, &format!("{}/", ended.flow)).await?;
+        for record in all.iter().skip(max.max(1)).take(PRUNED_MAX) {
+            let one: &Deployment = &decode(record)?;
             let checkpoints: Vec<Checkpoint> = self.checkpoints_of(one).await?;
             let keys: Vec<Arc<str>> = checkpoints.iter().map(Checkpoint::key).collect();
             for keys in keys.chunks(FORGOTTEN_MAX) {
@@ -221,10 +251,15 @@ impl Driver {
         Ok(())
     }
 
-    /// Writes records under the term. What somebody has changed is read again by the next look.
-    pub(super) async fn write_all(&self, writes: Vec<RecordWrite>) -> Result<(), Trouble> {
+    /// Writes records under the term; their versions. What somebody has changed is read again by the
+    /// next look.
+    pub(super) async fn write_all(
+        &self,
+        writes: Vec<RecordWrite>,
+    ) -> Result<Option<Vec<u64>>, Trouble> {
         match self.instance.store.write_records(writes, Some(&self.reign.term)).await? {
-            RecordsOutcome::Written(_) | RecordsOutcome::Changed(_) => Ok(()),
+            RecordsOutcome::Written(versions) => Ok(Some(versions)),
+            RecordsOutcome::Changed(_) => Ok(None),
             RecordsOutcome::TermLost => Err(Trouble::Lost),
             RecordsOutcome::TooLarge(_) => {
                 let message = "the record of a deployment is too large".to_owned();

@@ -42,11 +42,11 @@ impl Driver {
     ) -> Result<Seen, Trouble> {
         let store = &*self.instance.store;
         let flow = &deployment.flow;
-        let revisions = store.list_revisions(Some(flow)).await?;
-        let active = revisions.iter().find(|stored| stored.active);
-        let active =
-            active.map_or_else(|| deployment.from.clone(), |s| s.revision.revision.clone());
-        let is_registered = revisions.iter().any(|s| s.revision.revision == deployment.to);
+        let active = store.read_revision(flow, None).await?;
+        let active = active.map_or_else(|| deployment.from.clone(), |s| s.revision.revision);
+        // Asked for in this phase alone.
+        let is_registered = deployment.phase != Phase::Deploy
+            || store.read_revision(flow, Some(&deployment.to)).await?.is_some();
         let pool = deployment.settings.pool.as_deref();
         let is_pool_alive = match pool {
             Some(pool) => is_pool_alive(store, pool).await?,
@@ -100,6 +100,10 @@ impl Driver {
         &self,
         deployment: &Deployment,
     ) -> Result<Vec<Checkpoint>, Trouble> {
+        // Nothing is stopped before the gate is closed.
+        if deployment.gate_generation.is_none() {
+            return Ok(Vec::new());
+        }
         let prefix = format!("{}/{}/", deployment.flow, deployment.deployment_id);
         Ok(list_all(&*self.instance.store, CHECKPOINT, &prefix).await?)
     }
