@@ -67,12 +67,14 @@ impl PostgresStore {
     ) -> Result<Vec<StoredEvent>, StoreError> {
         let log = format!("\"{}\".log", self.options.schema);
         // Below the snapshot's xmin every transaction has ended: nothing can appear there later.
+        // The order names the table, since `xid` alone would be what is selected of it, and that
+        // has no index.
         let sql = format!(
-            "SELECT {LOG_COLUMNS} FROM {log} \
+            "SELECT {LOG_COLUMNS} FROM {log} AS log \
              WHERE xid < pg_snapshot_xmin(pg_current_snapshot()) \
              AND (xid, ordinal) >= ($1::xid8, coalesce((SELECT max(ordinal) FROM {log} \
              WHERE xid = $1::xid8 AND ordinal <= $2), 0)) \
-             ORDER BY xid, ordinal LIMIT $3"
+             ORDER BY log.xid, log.ordinal LIMIT $3"
         );
         let major = after.major.to_string();
         let next = to_int4(usize::try_from(after.minor.saturating_add(1)).unwrap_or(usize::MAX));
@@ -87,9 +89,9 @@ impl PostgresStore {
     pub(super) async fn end_of_feed(&self) -> Result<Position, StoreError> {
         let doing = "reading the end of the feed";
         let sql = format!(
-            "SELECT xid::text::bigint, (ordinal + count - 1)::bigint FROM \"{}\".log \
+            "SELECT xid::text::bigint, (ordinal + count - 1)::bigint FROM \"{}\".log AS log \
              WHERE xid < pg_snapshot_xmin(pg_current_snapshot()) \
-             ORDER BY xid DESC, ordinal DESC LIMIT 1",
+             ORDER BY log.xid DESC, log.ordinal DESC LIMIT 1",
             self.options.schema
         );
         let rows = self.pool.call(doing, &sql, &[]).await?;

@@ -75,6 +75,41 @@ async fn follow_naively(client: Client, schema: String, is_over: Arc<AtomicBool>
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_the_feed_costs_the_same_however_long_the_log_is() {
+    const ROWS: i64 = 20_000;
+    let harness = PostgresHarness::direct().await;
+    let schema = &harness.options.schema;
+    let events = serde_json::to_string(&[Event::RunCompleted {}]).unwrap();
+    harness
+        .sql(&format!(
+            "INSERT INTO log (run_id, seq, xid, ordinal, count, commit_id, at, format, events) \
+             SELECT gen_random_uuid(), 1, (n / 1000)::text::xid8, n, 1, gen_random_uuid(), 0, 1, \
+             '{events}' FROM generate_series(1, {ROWS}) AS n"
+        ))
+        .await;
+    let page = harness.store.read_feed(0, Position::START, 100).await.unwrap();
+    assert_eq!(page.len(), 100);
+    let end = harness.store.feed_end(0).await.unwrap();
+    assert_eq!((end.major, end.minor), (20, 20_000));
+    // A session tells what it has read when it ends another statement, a second later or more.
+    let fetched = format!(
+        "SELECT (seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables \
+         WHERE schemaname = '{schema}' AND relname = 'log'"
+    );
+    let began = Instant::now();
+    loop {
+        let fetched: i64 = harness.client.query_one(&fetched, &[]).await.unwrap().get(0);
+        assert!(fetched < ROWS / 10, "{fetched} rows were fetched for a page and the end");
+        if fetched > 100 {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "the server never noted it");
+        harness.store.now().await.unwrap();
+        harness.client.batch_execute("SELECT pg_sleep(0.1)").await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_of_the_feed_loses_nothing_where_a_sequence_loses_events() {
     let mut harness = PostgresHarness::direct().await;
     let schema = harness.options.schema.clone();
