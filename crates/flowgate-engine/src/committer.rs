@@ -57,8 +57,9 @@ const COMMIT_LONG: Duration = Duration::from_secs(5);
 
 /// Batches that may be at a shared store at a time.
 const BATCHES_MAX: usize = 4;
-/// Commits that are worth a batch beside another one, whatever that one holds.
-const WORTH_MIN: usize = 16;
+/// Commits that are worth a batch beside another one, whatever that one holds: a call has a price of
+/// its own at every store, that of some ten commits on PostgreSQL.
+const WORTH_MIN: usize = 32;
 
 /// The committer of an instance.
 #[derive(Debug)]

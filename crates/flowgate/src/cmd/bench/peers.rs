@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Ratio, Report, figure};
 use crate::output::{Cell, Table};
 
-/// What the program of a peer printed, at the best of the settings that it tried.
+/// What the program of a peer printed of one of its settings.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Peer {
     peer: String,
@@ -16,8 +16,6 @@ pub(crate) struct Peer {
     setting: String,
     /// Whether its documents recommend it so.
     recommended: bool,
-    /// Steps per second of a short trial of each setting.
-    tried: serde_json::Map<String, serde_json::Value>,
     chain_steps_per_s: f64,
     single_jobs_per_s: f64,
     idle_chain_p50_ms: f64,
