@@ -296,8 +296,8 @@ impl Scale {
         history_runs: 10_000,
         child_runs: 4_000,
         idle: Duration::from_secs(2),
-        redis_runs: 2_000,
-        postgres_runs: 1_000,
+        redis_runs: 5_000,
+        postgres_runs: 3_000,
         shared_rounds: 3,
         rolling_rounds: 7,
     };
