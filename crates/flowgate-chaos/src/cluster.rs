@@ -148,7 +148,10 @@ impl Instance {
             Some(stdin) => stdin.write_all(line.as_bytes()).is_ok(),
             None => false,
         };
-        let answer = if sent { answered.recv_timeout(wait_max).ok() } else { None };
+        // A process that dies takes commands a moment longer than it answers. Who was waiting when it
+        // was found gone is told so; whoever came later is not.
+        let is_heard = sent && !self.said().is_gone;
+        let answer = if is_heard { answered.recv_timeout(wait_max).ok() } else { None };
         self.state.answers.lock().remove(&id);
         answer
     }
