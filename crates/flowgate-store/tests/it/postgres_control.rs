@@ -90,24 +90,6 @@ async fn of_eight_connections_that_ask_for_a_name_one_gets_it_each_time() {
     assert_eq!(numbers, (1..=ROUNDS).rev().collect::<Vec<_>>());
 }
 
-/// Waits until a statement of somebody waits for a lock on the terms of this schema.
-async fn until_somebody_waits(harness: &PostgresHarness) {
-    let sql = format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-         AND query LIKE '%\"{}\".take_term%'",
-        harness.options.schema
-    );
-    let waits = async {
-        loop {
-            let count: i64 = harness.client.query_one(&sql, &[]).await.expect("looking").get(0);
-            if count > 0 {
-                return;
-            }
-        }
-    };
-    timeout(SOON, waits).await.expect("somebody waits for the term");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_take_over_waits_for_writes_under_the_term_and_a_renewal_does_not() {
     let harness = PostgresHarness::direct().await;
@@ -131,7 +113,7 @@ async fn a_take_over_waits_for_writes_under_the_term_and_a_renewal_does_not() {
     let store = Arc::clone(&harness.store);
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { store.take_term(&ask("leader", "new", None)).await });
-    until_somebody_waits(&harness).await;
+    harness.until_waiting("take_term").await;
     assert!(tasks.try_join_next().is_none(), "the write under the old term is not over");
     writing.batch_execute("COMMIT").await.unwrap();
     let taken = tasks.join_next().await.unwrap().unwrap().unwrap();

@@ -8,7 +8,11 @@ use async_trait::async_trait;
 use flowgate_store::conformance::Harness;
 use flowgate_store::{PostgresOptions, PostgresStore, Store};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_postgres::{Client, NoTls};
+
+/// How long it may take until a call waits that is going to.
+const WAITING_MAX: Duration = Duration::from_secs(20);
 
 /// A store in a schema of its own, which goes away with it.
 pub(crate) struct PostgresHarness {
@@ -39,6 +43,24 @@ impl PostgresHarness {
     pub(crate) async fn sql(&self, sql: &str) {
         let sql = format!("SET search_path TO \"{}\"; {sql}", self.options.schema);
         self.client.batch_execute(&sql).await.expect("plain SQL");
+    }
+
+    /// Waits until a call of this function waits for a lock.
+    pub(crate) async fn until_waiting(&self, function: &str) {
+        let sql = format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+             AND query LIKE '%\"{}\".{function}%'",
+            self.options.schema
+        );
+        let waits = async {
+            loop {
+                let count: i64 = self.client.query_one(&sql, &[]).await.expect("looking").get(0);
+                if count > 0 {
+                    return;
+                }
+            }
+        };
+        timeout(WAITING_MAX, waits).await.expect("somebody waits for a lock");
     }
 }
 

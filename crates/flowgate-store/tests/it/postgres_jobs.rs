@@ -145,24 +145,6 @@ async fn a_renewal_waits_for_nobody_who_writes_the_job() {
     assert!(matches!(renewed[..], [Renewal::Held(until)] if until > claimed.expires_at));
 }
 
-/// Waits until a commit waits for a lock.
-async fn until_a_commit_waits(harness: &PostgresHarness) {
-    let sql = format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-         AND query LIKE '%\"{}\".commit_batch%'",
-        harness.options.schema
-    );
-    let waits = async {
-        loop {
-            let count: i64 = harness.client.query_one(&sql, &[]).await.expect("looking").get(0);
-            if count > 0 {
-                return;
-            }
-        }
-    };
-    timeout(SOON, waits).await.expect("the commit waits for the run");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_runs_out_while_its_commit_waits_is_lost() {
     let mut harness = PostgresHarness::direct().await;
@@ -175,7 +157,7 @@ async fn a_lease_that_runs_out_while_its_commit_waits_is_lost() {
     let store = world.store();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move { store.commit(vec![commit], None).await });
-    until_a_commit_waits(world.harness).await;
+    world.harness.until_waiting("commit_batch").await;
     world.harness.advance(LEASE).await;
     // Whoever lets a lease end needs the run, so that nobody does so behind the back of a commit.
     assert!(world.claim(1).await.is_empty());
