@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use crate::recorder::Counts;
 use crate::shared::shut_down;
 use crate::world::{eventually, payload};
 
@@ -222,7 +223,10 @@ async fn t2_a_hundred_messages_with_a_drain_after_fifty_all_come_out(stores: Vec
 }
 
 async fn t3_a_slow_step_is_checkpointed_and_resumes_where_it_was(stores: Vec<Arc<dyn Store>>) {
+    let counts = Counts::default();
+    let recorded = counts.record();
     let scene = Scene::new(stores).await;
+    drop(recorded);
     *scene.floor.slow_from.lock() = Some(0);
     let run_id = scene.start(7).await;
     let waits = async || scene.floor.waiting.load(Ordering::SeqCst) == 1;
@@ -241,8 +245,10 @@ async fn t3_a_slow_step_is_checkpointed_and_resumes_where_it_was(stores: Vec<Arc
     let [checkpoint] = checkpoints.as_slice() else { panic!("{checkpoints:?}") };
     assert_eq!((checkpoint.run_id, checkpoint.state), (run_id, CheckpointState::Resumed));
     assert_eq!(&*checkpoint.steps[0].step, "ship");
-    // The late result of the attempt that was given up changes nothing.
+    // The late result of the attempt that was given up changes nothing, and is counted.
     scene.floor.let_go.notify_waiters();
+    let is_counted = async || counts.sum("flowgate_leases_lost_total") == 1;
+    eventually("the lost attempt is counted", is_counted).await;
     assert_eq!((scene.floor.of("take", 7), scene.floor.of("ship-new", 7)), (1, 1));
     let run = scene.engine().store().read_run(run_id).await.unwrap().unwrap().row.run;
     assert_eq!((run.status, &run.revision), (RunStatus::Completed, &new.revision));
