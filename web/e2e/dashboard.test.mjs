@@ -127,6 +127,21 @@ test("a run is cancelled after a confirmation, with its reason in the log", asyn
   });
 });
 
+test("a dialog has the keys from the click on, not only from the next frame", async () => {
+  const run = await instance.run("timer");
+  await instance.settled(run, "waiting");
+  await visit(`/runs/${run}`, async (page) => {
+    const button = page.getByRole("button", { name: "Cancel…" });
+    await button.waitFor();
+    const isOpen = await button.evaluate(async (element) => {
+      element.click();
+      for (let turn = 0; turn < 10; turn += 1) await Promise.resolve();
+      return document.querySelector("dialog")?.matches(":modal") ?? false;
+    });
+    assert.ok(isOpen, "a key would still go to the page below");
+  });
+});
+
 test("a failed run is retried from the failed step, and takes over what succeeded", async () => {
   const run = await instance.run("mending");
   await instance.settled(run, "failed");

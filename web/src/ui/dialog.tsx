@@ -1,13 +1,14 @@
 /** Dialogs: the browser keeps the focus inside and closes them with Esc. */
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Button, Problem } from "./basics";
 import { Icon } from "./icons";
 
 export function Dialog(props: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {
   const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
+  // Not after the next frame: a key that is pressed until then would go to the page below.
+  useLayoutEffect(() => {
     const element = dialog.current;
     if (!element) return;
     const before = document.activeElement as HTMLElement | null;
