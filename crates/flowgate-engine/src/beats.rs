@@ -83,6 +83,13 @@ pub(crate) async fn beat(instance: Arc<Instance>, stop: CancellationToken) {
     }
     let interval = instance.config.beat_interval;
     let _ending = instance.pulse.begin();
+    // It takes no jobs before it knows which queues are paused, and so is not ready. A store that
+    // does not answer at all is found out by the beat.
+    tokio::select! {
+        () = instance.queues.known() => {}
+        () = stop.cancelled() => {}
+        () = tokio::time::sleep(interval) => {}
+    }
     let mut is_stopping = false;
     loop {
         instance.pulse.beat();

@@ -81,7 +81,7 @@ struct Failure {
 }
 
 impl Judge {
-    /// An instance is unready until its first beat.
+    /// An instance is unready until its first beat, which waits for the settings of its queues.
     pub(crate) fn new(instance: InstanceId) -> Self {
         let gauge = metrics::gauge!("flowgate_ready", "instance" => instance.to_string());
         gauge.set(0.0);

@@ -117,6 +117,28 @@ async fn an_instance_is_listed_with_what_it_does_until_it_leaves() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_instance_is_ready_once_it_knows_its_queues() {
+    let (faulty, delay) = (Arc::new(Faulty::new(store())), Duration::from_millis(300));
+    faulty.plan(Call::Read, Fault::Delayed(delay), u32::MAX);
+    let engine = Engine::start(faulty.clone(), working(), config("a")).unwrap();
+    let took = becomes(&mut engine.health(), |health| *health == Health::Ready).await;
+    assert!(took >= delay, "before that it takes no jobs: {took:?}");
+    engine.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_cannot_read_at_its_start_says_that_it_is_there() {
+    let faulty = Arc::new(Faulty::new(store()));
+    faulty.plan(Call::Read, Fault::NotDone, u32::MAX);
+    let engine = Engine::start(faulty.clone(), working(), config("a")).unwrap();
+    let took = becomes(&mut engine.health(), |health| *health == Health::Ready).await;
+    assert!(took <= Duration::from_secs(5), "{took:?}");
+    faulty.plan(Call::Read, Fault::NotDone, 0);
+    assert_eq!(faulty.list_instances().await.unwrap().len(), 1);
+    engine.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_idle_instance_is_unready_within_five_seconds_of_a_dead_store_and_recovers() {
     for fault in [Fault::NotDone, Fault::Delayed(HOUR)] {
         let faulty = Arc::new(Faulty::new(store()));

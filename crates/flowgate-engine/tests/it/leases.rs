@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowgate_core::ids::InstanceId;
 use flowgate_core::run::RunStatus;
-use flowgate_engine::{EngineConfig, HandlerError, StepContext, Stop, Workers};
+use flowgate_engine::{EngineConfig, HandlerError, Health, StepContext, Stop, Workers};
 use flowgate_store::MemoryStore;
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use serde_json::{Value, json};
@@ -115,6 +115,9 @@ async fn handlers_that_spin_on_every_thread_for_three_leases_keep_them() {
     let config = |name: &str| EngineConfig { lease, ..EngineConfig::new(InstanceId(name.into())) };
     let store = Arc::new(MemoryStore::new());
     let world = World::with(store, ONE, vec![(workers, config("a"))]).await;
+    // What is started before that is claimed together, and one thread takes both.
+    let mut health = world.engine().health();
+    drop(health.wait_for(|health| *health == Health::Ready).await.expect("the engine is there"));
     let runs = [world.start(1).await, world.start(2).await];
     for run_id in runs {
         let ended = world.ended(run_id).await;
