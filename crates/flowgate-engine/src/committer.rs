@@ -2,9 +2,9 @@
 //!
 //! While one batch is at the store the next one gathers, so at idle a commit leaves at once and
 //! under load batches grow by themselves. A shared store gets the next batch already when it is
-//! worth its way: then the store works while the engine does. A batch holds at most one commit per
-//! run, and a run with a commit under way is in no other batch: several reports of a run are decided
-//! one after the other on each other's records and joined.
+//! worth its way, and none takes more than its share: then the store works while the engine does. A
+//! batch holds at most one commit per run, and a run with a commit under way is in no other batch:
+//! several reports of a run are decided one after the other on each other's records and joined.
 //!
 //! ```text
 //!          report                 decided                applied
@@ -28,7 +28,7 @@ use std::time::Duration;
 use flowgate_core::commit::{Commit, Due, Job, JobChange};
 use flowgate_core::event::Event;
 use flowgate_core::ids::{CommitId, RunId};
-use flowgate_core::limits::{COMMIT_BATCH_MAX, COMMIT_BYTES_MAX};
+use flowgate_core::limits::COMMIT_BYTES_MAX;
 use flowgate_core::run::Run;
 use flowgate_store::{Claimant, CommitOutcome};
 use futures_util::StreamExt;
@@ -49,17 +49,14 @@ use crate::metrics::Emits;
 
 mod decide;
 mod settle;
+mod shares;
+
+use shares::Shares;
 
 pub(crate) use settle::refuse;
 
 /// A commit that takes longer is worth a look: nothing is wrong with it, but runs stand still.
 const COMMIT_LONG: Duration = Duration::from_secs(5);
-
-/// Batches that may be at a shared store at a time.
-const BATCHES_MAX: usize = 4;
-/// Commits that are worth a batch beside another one, whatever that one holds: a call has a price of
-/// its own at every store, that of some ten commits on PostgreSQL.
-const WORTH_MIN: usize = 32;
 
 /// The committer of an instance.
 #[derive(Debug)]
@@ -80,7 +77,7 @@ pub(crate) struct Committer {
     pollers: usize,
     /// When the first came of what is in line.
     since: Option<Instant>,
-    batches_max: usize,
+    shares: Shares,
 }
 
 /// Commits that are on their way to the store together.
@@ -130,8 +127,7 @@ impl Sent {
 impl Committer {
     pub(crate) fn new(instance: Arc<Instance>, pollers: usize) -> Self {
         Self {
-            // An embedded store gathers by itself what comes while it syncs.
-            batches_max: if instance.store.is_shared() { BATCHES_MAX } else { 1 },
+            shares: Shares::new(instance.store.is_shared(), pollers),
             since: None,
             instance,
             ready: VecDeque::new(),
@@ -149,28 +145,22 @@ impl Committer {
     pub(crate) async fn run(mut self) {
         let instance = Arc::clone(&self.instance);
         let mut under_way = FuturesUnordered::new();
-        let mut largest = 0;
         loop {
             let mut inbound = std::mem::take(&mut self.inbound);
             let since = instance.inbox.take(&mut inbound);
             self.since = self.since.or(since);
             self.admit(&mut inbound);
             self.inbound = inbound;
-            let waiting = self.ready.len() + self.starts.len();
-            let is_worth_it = match under_way.len() {
-                0 => waiting > 0,
-                count => count < self.batches_max && waiting >= WORTH_MIN.max(largest / 2),
-            };
-            if is_worth_it {
+            while self.shares.are_worth_a_batch(self.waiting()) {
                 let (commits, sent, foreign) = self.prepare();
-                if !sent.is_empty() {
-                    largest = sent.len();
-                    let batch = self.begin(&commits, sent, foreign);
-                    under_way.push(carry(Arc::clone(&instance), commits, batch));
+                if sent.is_empty() {
+                    break;
                 }
+                let batch = self.begin(&commits, sent, foreign);
+                under_way.push(carry(Arc::clone(&instance), commits, batch));
             }
             if under_way.is_empty() {
-                if self.ready.is_empty() && self.starts.is_empty() {
+                if self.waiting() == 0 {
                     self.since = None;
                     if self.is_done() {
                         return;
@@ -179,7 +169,7 @@ impl Committer {
                 }
                 continue;
             }
-            let may_send = under_way.len() < self.batches_max;
+            let may_send = self.shares.has_room();
             tokio::select! {
                 biased;
                 Some((batch, outcomes)) = under_way.next() => {
@@ -188,7 +178,7 @@ impl Committer {
                     // Under load, what the batch set free runs first: its ends make the next batch.
                     // A store in memory never waits, so otherwise each batch would hold very little.
                     if is_busy {
-                        tokio::task::yield_now().await;
+                        instance.ready.taken().await;
                     } else {
                         tokio::task::consume_budget().await;
                     }
@@ -196,6 +186,11 @@ impl Committer {
                 () = instance.inbox.arrived(), if may_send => {}
             }
         }
+    }
+
+    /// How many runs are in line.
+    fn waiting(&self) -> usize {
+        self.ready.len() + self.starts.len()
     }
 
     fn is_done(&self) -> bool {
@@ -258,12 +253,9 @@ impl Committer {
 
     /// Decides what is in line, up to one batch; with the queues of jobs that are for others.
     fn prepare(&mut self) -> (Vec<Commit>, Vec<Sent>, Vec<Arc<str>>) {
-        let count = (self.starts.len() + self.ready.len()).min(COMMIT_BATCH_MAX);
-        let (mut commits, mut sent) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        let share = self.shares.next(self.waiting());
+        let (mut commits, mut sent) = (Vec::with_capacity(share), Vec::with_capacity(share));
         let (mut foreign, mut bytes) = (Vec::new(), 0);
-        if self.starts.is_empty() && self.ready.is_empty() {
-            return (commits, sent, foreign);
-        }
         let instance = Arc::clone(&self.instance);
         let is_heard = instance.live.receiver_count() > 0;
         let mut runs = instance.in_flight.lock();
@@ -277,7 +269,7 @@ impl Committer {
             });
             bytes += commit.events.iter().map(Event::payload_bytes).sum::<usize>();
             commits.push(commit);
-            commits.len() >= COMMIT_BATCH_MAX || bytes >= COMMIT_BYTES_MAX
+            commits.len() >= share || bytes >= COMMIT_BYTES_MAX
         };
         let mut begun = RunSet::default();
         while let Some(mut start) = self.starts.pop_front() {
@@ -324,6 +316,7 @@ impl Committer {
 
     /// Takes the slots that the batch may fill.
     fn begin(&mut self, commits: &[Commit], sent: Vec<Sent>, foreign: Vec<Arc<str>>) -> Batch {
+        self.shares.sent(sent.len());
         let instance = &self.instance;
         #[expect(clippy::cast_precision_loss, reason = "batches and slots are small")]
         {
@@ -336,13 +329,18 @@ impl Committer {
         let due = commits.iter().flat_map(|commit| &commit.jobs).filter(is_due).count();
         let is_stopping = instance.stopping.is_cancelled();
         let slots = if is_stopping { 0 } else { instance.slots.take_for_hand_off(due) };
-        Batch { sent, slots, foreign, since: self.since.take(), began: clock::now() }
+        let since = self.since;
+        if self.waiting() == 0 {
+            self.since = None;
+        }
+        Batch { sent, slots, foreign, since, began: clock::now() }
     }
 
     /// Settles a batch that the store has answered.
     async fn finish(&mut self, batch: Batch, outcomes: Result<Vec<CommitOutcome>, CommitError>) {
         let instance = Arc::clone(&self.instance);
         let Batch { sent, slots, foreign: _, since, began } = batch;
+        self.shares.answered(sent.len());
         let answered = clock::now();
         let took = answered.saturating_duration_since(began);
         instance.metrics.commit_seconds.record(took);

@@ -196,6 +196,8 @@ pub(crate) struct Ready {
 
 /// Attempts that one poller is woken for.
 const POLLS_PER_WAKE: usize = 64;
+/// How often the committer gives way to the pollers before it goes on all the same.
+const YIELDS_MAX: u32 = 20;
 /// Batches that wake all pollers after a slow first poll.
 const WARY_BATCHES: u32 = 1_000;
 
@@ -223,6 +225,16 @@ impl Ready {
     fn wake(&self, pollers: usize) {
         for _ in 0..pollers {
             self.arrived.notify_one();
+        }
+    }
+
+    /// Gives way to those who take them out, until nobody waits in line or has waited for long.
+    pub(crate) async fn taken(&self) {
+        for _ in 0..YIELDS_MAX {
+            tokio::task::yield_now().await;
+            if self.queue.lock().is_empty() {
+                return;
+            }
         }
     }
 

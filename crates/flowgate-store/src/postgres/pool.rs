@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, RecyclingMethod, Runtime};
+use deadpool_postgres::{Manager, ManagerConfig, Object, QueueMode, RecyclingMethod, Runtime};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row};
 
@@ -40,6 +40,8 @@ impl Pool {
         let Endpoint { config: server, tls } = self.endpoint.clone();
         deadpool_postgres::Pool::builder(Manager::from_config(server, tls, config))
             .max_size(self.size.max(1))
+            // The server has at hand what the session needs that was used last.
+            .queue_mode(QueueMode::Lifo)
             .runtime(Runtime::Tokio1)
             .wait_timeout(Some(self.call_timeout))
             .create_timeout(Some(self.call_timeout))
