@@ -3,8 +3,12 @@
 // A peer has a name and one or more settings. A setting opens to {chain, single, close}: `chain` runs
 // five steps that do nothing, one after the other, `single` runs one, and both resolve once the last
 // of them has been settled. It says whether the documents of the peer recommend it (`recommended`).
+//
+// The machine is another one from moment to moment, so the peer and flowgate take turns: after each
+// measurement of a chain it prints {setting, turn} with the steps per second, and waits for a line.
 
 import { readFileSync } from 'node:fs';
+import { createInterface } from 'node:readline';
 import { parseArgs } from 'node:util';
 
 /** Steps of a chain. */
@@ -13,7 +17,7 @@ export const STEPS = 5;
 /** Chains that are under way at a time. */
 export const IN_FLIGHT = 200;
 
-/** Rounds over all settings: the machine is another one from moment to moment. */
+/** Rounds of turns over all settings. */
 const ROUNDS = 3;
 
 const FULL = { chains: 2000, singles: 4000, idle: 100 };
@@ -29,22 +33,29 @@ export function serverUrl(variable) {
 export async function measure({ name, module, settings }) {
   const { values } = parseArgs({ options: { quick: { type: 'boolean', default: false } } });
   const scale = values.quick ? QUICK : FULL;
-  const chainRates = new Map(settings.map((setting) => [setting, []]));
-  for (let round = 1; round < ROUNDS; round += 1) {
+  const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+  const rates = new Map(settings.map((setting) => [setting, []]));
+  for (let round = 0; round < ROUNDS; round += 1) {
     for (const setting of settings) {
       const peer = await setting.open();
-      chainRates.get(setting).push((await chains(peer, scale.chains)).perSecond * STEPS);
+      const rate = (await chains(peer, scale.chains)).perSecond * STEPS;
       await peer.close();
+      rates.get(setting).push(rate);
+      print({ setting: setting.name, turn: rate });
+      await answers.next();
     }
   }
   for (const setting of settings) {
     const figures = await measureSetting(setting, scale);
-    const rates = [...chainRates.get(setting), figures.chain_steps_per_s];
-    figures.chain_steps_per_s = percentile(rates, 0.5);
+    figures.chain_steps_per_s = percentile(rates.get(setting), 0.5);
     const peer = { peer: name, version: version(module), setting: setting.name };
-    const recommended = setting.recommended ?? false;
-    process.stdout.write(`${JSON.stringify({ ...peer, recommended, ...figures })}\n`);
+    print({ ...peer, recommended: setting.recommended ?? false, ...figures });
   }
+  process.stdin.destroy();
+}
+
+function print(object) {
+  process.stdout.write(`${JSON.stringify(object)}\n`);
 }
 
 async function measureSetting(setting, scale) {
@@ -55,7 +66,6 @@ async function measureSetting(setting, scale) {
   const idle = await drive(peer.chain, scale.idle, 1);
   await peer.close();
   return {
-    chain_steps_per_s: chain.perSecond * STEPS,
     single_jobs_per_s: single.perSecond,
     idle_chain_p50_ms: percentile(idle.latencies, 0.5),
     idle_chain_p99_ms: percentile(idle.latencies, 0.99),

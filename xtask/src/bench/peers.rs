@@ -1,12 +1,16 @@
 //! Other projects on the same work: programs for Node.js in `xtask/peers`, each on a server that is
-//! started for it alone.
+//! started for it alone. They and flowgate take turns.
 
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
-use flowgate_testbed::{Kind, Tool};
+use flowgate_testbed::{Kind, Running, Tool};
+use serde::Deserialize;
+use serde_json::Value;
 
 use crate::workspace::{Workspace, run_to_end};
 use crate::{output, services};
@@ -32,6 +36,14 @@ impl Peer {
         }
     }
 
+    /// The store that it is compared on.
+    fn store(self) -> &'static str {
+        match self {
+            Self::Bullmq => "redis",
+            Self::Dbos | Self::PgBoss => "postgres",
+        }
+    }
+
     fn server(self) -> Kind {
         match self {
             Self::Bullmq => Kind::Redis,
@@ -52,10 +64,18 @@ pub(crate) fn measure(
     let target = binary.ancestors().nth(2).context("the binary has no target folder")?;
     let folder = target.join("peers");
     install(&workspace.root.join("xtask/peers"), &folder)?;
-    let mut figures = String::new();
+    let mut figures = Vec::new();
     for peer in peers {
         output::complain(&format!("measuring {}", peer.name()));
-        figures.push_str(&measure_one(&folder, *peer, quick)?);
+        let turns = Turns {
+            binary,
+            store: peer.store(),
+            quick,
+            server: services::start(&[peer.server()])?,
+        };
+        for figure in measure_one(&folder, *peer, &turns)? {
+            writeln!(figures, "{figure}").context("noting a figure")?;
+        }
     }
     let file = folder.join("figures.jsonl");
     std::fs::write(&file, figures).context("writing the figures of the peers")?;
@@ -79,18 +99,80 @@ fn install(programs: &Path, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure_one(folder: &Path, peer: Peer, quick: bool) -> anyhow::Result<String> {
-    let servers = services::start(&[peer.server()])?;
+/// Measures a peer; what it printed of each setting, with our chain to its in the middle turn.
+fn measure_one(folder: &Path, peer: Peer, turns: &Turns<'_>) -> anyhow::Result<Vec<Value>> {
+    let server = services::start(&[peer.server()])?;
     let mut node = Command::new("node");
     // Their libraries warn of things that are theirs to mend.
     node.arg("--no-deprecation").arg(format!("{}.mjs", peer.name()));
-    if quick {
+    if turns.quick {
         node.arg("--quick");
     }
-    node.envs(servers.variables()).current_dir(folder).stderr(Stdio::inherit());
-    let output = node.output().context("starting node")?;
-    ensure!(output.status.success(), "{} could not be measured", peer.name());
-    String::from_utf8(output.stdout).context("reading what a peer printed")
+    node.envs(server.variables()).current_dir(folder);
+    let mut node =
+        node.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("starting node")?;
+    let mut answers = node.stdin.take().context("node has no input")?;
+    let lines = BufReader::new(node.stdout.take().context("node has no output")?).lines();
+    let mut ratios: HashMap<String, Vec<f64>> = HashMap::new();
+    let mut figures = Vec::new();
+    for line in lines {
+        let line = line.context("reading what a peer prints")?;
+        if let Ok(Turn { setting, turn }) = serde_json::from_str(&line) {
+            ratios.entry(setting).or_default().push(turns.ours()? / turn);
+            writeln!(answers).context("telling a peer that it is its turn")?;
+            continue;
+        }
+        let mut figure: Value =
+            serde_json::from_str(&line).with_context(|| format!("a peer printed {line}"))?;
+        let setting = figure["setting"].as_str().unwrap_or_default();
+        let ratio = ratios.remove(setting).map(middle).context("a setting without turns")?;
+        figure["ours_to_it"] = ratio.into();
+        figures.push(figure);
+    }
+    ensure!(node.wait()?.success(), "{} could not be measured", peer.name());
+    Ok(figures)
+}
+
+/// What a peer says when it is our turn.
+#[derive(Debug, Deserialize)]
+struct Turn {
+    setting: String,
+    /// Steps of a chain per second.
+    turn: f64,
+}
+
+/// Our turns.
+struct Turns<'a> {
+    binary: &'a Path,
+    store: &'static str,
+    quick: bool,
+    server: Running,
+}
+
+impl Turns<'_> {
+    /// Steps of a chain per second, measured once.
+    fn ours(&self) -> anyhow::Result<f64> {
+        #[derive(Deserialize)]
+        struct Figure {
+            steps_per_s: f64,
+        }
+        let mut flowgate = Command::new(self.binary);
+        flowgate.args([super::VERB, "--turn", "--on", self.store]).envs(self.server.variables());
+        if self.quick {
+            flowgate.arg("--quick");
+        }
+        let output = flowgate.stderr(Stdio::inherit()).output().context("starting flowgate")?;
+        ensure!(output.status.success(), "flowgate could not be measured");
+        let figure: Figure =
+            serde_json::from_slice(&output.stdout).context("reading our own figure")?;
+        Ok(figure.steps_per_s)
+    }
+}
+
+/// The value in the middle; of two, the higher one.
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 #[cfg(test)]
@@ -105,11 +187,19 @@ mod tests {
             assert_eq!(Peer::from_str(peer.name(), false), Ok(*peer));
         }
         let manifest = std::fs::read_to_string(programs.join("package.json")).unwrap();
-        let manifest: serde_json::Value = serde_json::from_str(&manifest).unwrap();
+        let manifest: Value = serde_json::from_str(&manifest).unwrap();
         for (module, version) in manifest["dependencies"].as_object().unwrap() {
             let version = version.as_str().unwrap();
             assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{module} {version}");
         }
+    }
+
+    #[test]
+    fn a_line_of_a_peer_is_a_turn_or_a_figure() {
+        let turn: Turn = serde_json::from_str(r#"{"setting":"s","turn":2.5}"#).unwrap();
+        assert_eq!((turn.setting.as_str(), middle(vec![3.0, 1.0, turn.turn])), ("s", 2.5));
+        let figure = r#"{"peer":"p","setting":"s","chain_steps_per_s":1}"#;
+        assert!(serde_json::from_str::<Turn>(figure).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use flowgate_store::memory::MemoryStore;
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +74,9 @@ pub(crate) struct Args {
     /// Measure a file that is there already, in this process, and print one figure (internal).
     #[arg(long, hide = true, value_name = "FILE")]
     child: Option<PathBuf>,
+    /// Measure one chain on the one store that is named, and print one figure (internal).
+    #[arg(long, hide = true)]
+    turn: bool,
     /// Start runs of the flow in this file, with the settings of a worker (internal).
     #[arg(long, hide = true, value_name = "FILE")]
     starts: Option<PathBuf>,
@@ -136,6 +139,10 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         output.json_line(&figure)?;
         return Ok(Exit::Done);
     }
+    if args.turn {
+        output.json_line(&args.turn().await.map_err(failed)?)?;
+        return Ok(Exit::Done);
+    }
     if let Some(file) = &args.starts {
         let span = Duration::from_secs(args.seconds);
         output.json_line(&starts::measure(&app, file, span, args.callers).await?)?;
@@ -180,6 +187,12 @@ impl Args {
             peers::add_ratios(&mut report);
         }
         Ok(report)
+    }
+
+    async fn turn(&self) -> anyhow::Result<Figure> {
+        let shared = self.shared()?;
+        let [(kind, url)] = shared[..] else { bail!("--turn needs one shared store") };
+        shared::turn(kind, url, &self.scale()).await
     }
 
     /// Whether an embedded store is to be measured: all are, unless something is named.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use anyhow::Context;
 use flowgate_core::flow::Flow;
 use flowgate_core::payload::Payload;
-use flowgate_engine::{Engine, EngineConfig, StartRequest, Workers, instance_id};
+use flowgate_engine::{Engine, EngineConfig, Health, StartRequest, Workers, instance_id};
 use flowgate_store::Store;
 use flowgate_store::sqlite::{SqliteOptions, SqliteStore};
 use tokio::task::JoinSet;
@@ -30,6 +31,13 @@ impl Rig {
         let config = EngineConfig { slots: 1_024, schedules, ..EngineConfig::new(instance_id()) };
         let engine = Engine::start(Arc::clone(&store), workers(), config)?;
         Ok(Self { engine, store, sqlite: None })
+    }
+
+    /// Returns when the engine takes jobs.
+    pub(super) async fn ready(&self) -> anyhow::Result<()> {
+        let mut health = self.engine.health();
+        health.wait_for(|health| *health == Health::Ready).await.context("starting an engine")?;
+        Ok(())
     }
 
     pub(super) async fn on_file(file: &Path) -> anyhow::Result<Self> {

@@ -82,14 +82,17 @@ pub(crate) async fn measure(
     scale: &Scale,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let data_set = format!("flowgate_bench_{:08x}", fastrand::u32(..));
-    let bare = Bare::open(kind, url, &data_set).await?;
-    let separator = if url.contains('?') { '&' } else { '?' };
-    let url = format!("{url}{separator}{}={data_set}", kind.parameter());
-    let server = bare.process().await?;
-    let bench = Bench { kind, url, server, scale, bare, data_set };
+    let bench = Bench::open(kind, url, scale).await?;
     let measured = bench.all(report).await;
-    bench.bare.remove(&bench.data_set).await.context("removing what was measured")?;
+    bench.remove().await?;
+    measured
+}
+
+/// Measures one chain in the same way, once.
+pub(crate) async fn turn(kind: Kind, url: &str, scale: &Scale) -> anyhow::Result<Figure> {
+    let bench = Bench::open(kind, url, scale).await?;
+    let measured = bench.throughput(1, &CHAIN).await;
+    bench.remove().await?;
     measured
 }
 
@@ -102,7 +105,20 @@ struct Bench<'a> {
     data_set: String,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    async fn open(kind: Kind, url: &str, scale: &'a Scale) -> anyhow::Result<Self> {
+        let data_set = format!("flowgate_bench_{:08x}", fastrand::u32(..));
+        let bare = Bare::open(kind, url, &data_set).await?;
+        let separator = if url.contains('?') { '&' } else { '?' };
+        let url = format!("{url}{separator}{}={data_set}", kind.parameter());
+        let server = bare.process().await?;
+        Ok(Self { kind, url, server, scale, bare, data_set })
+    }
+
+    async fn remove(&self) -> anyhow::Result<()> {
+        self.bare.remove(&self.data_set).await.context("removing what was measured")
+    }
+
     async fn all(&self, report: &mut Report) -> anyhow::Result<()> {
         let mut rounds = Rounds::default();
         for _ in 0..self.scale.shared_rounds {
@@ -123,7 +139,7 @@ impl Bench<'_> {
             report.results.push(median(figures));
         }
         report.results.push(self.idle_chain().await?);
-        let rigs = self.open(1).await?;
+        let rigs = self.start(1).await?;
         // A listing is slow while the server knows nothing of its tables.
         self.bare.settle(&self.data_set).await?;
         // What measures the gate leaves many open runs, and so comes last.
@@ -134,17 +150,19 @@ impl Bench<'_> {
         Ok(())
     }
 
-    async fn open(&self, instances: usize) -> anyhow::Result<Vec<Rig>> {
+    async fn start(&self, instances: usize) -> anyhow::Result<Vec<Rig>> {
         let mut rigs = Vec::new();
         for _ in 0..instances {
-            rigs.push(Rig::new(open_shared(&self.url).await?)?);
+            let rig = Rig::new(open_shared(&self.url).await?)?;
+            rig.ready().await?;
+            rigs.push(rig);
         }
         Ok(rigs)
     }
 
     /// Instances come and go with each measurement: idle ones would take part in the next.
     async fn throughput(&self, instances: usize, scenario: &Scenario) -> anyhow::Result<Figure> {
-        let rigs = self.open(instances).await?;
+        let rigs = self.start(instances).await?;
         let flow = Arc::new(scenario.flow());
         for rig in &rigs {
             rig.engine.register(&flow, None).await?;
@@ -175,7 +193,7 @@ impl Bench<'_> {
     }
 
     async fn idle_chain(&self) -> anyhow::Result<Figure> {
-        let rigs = self.open(1).await?;
+        let rigs = self.start(1).await?;
         let figure = rigs[0].idle_chain(self.scale.idle_runs, self.server).await?;
         for rig in rigs {
             rig.engine.shutdown().await;

@@ -79,7 +79,6 @@ impl BarePostgres {
         Ok(all)
     }
 
-    /// Removes its own schema and `schema`.
     /// Does what the server does by itself within a minute, on the tables of a store that grow.
     pub(crate) async fn vacuum(&self, schema: &str) -> anyhow::Result<()> {
         let (client, _driver) = self.connect().await?;
@@ -88,6 +87,7 @@ impl BarePostgres {
         Ok(())
     }
 
+    /// Removes its own schema and `schema`.
     pub(crate) async fn remove(&self, schema: &str) -> anyhow::Result<()> {
         let (client, _driver) = self.connect().await?;
         for schema in [schema, &self.schema] {
