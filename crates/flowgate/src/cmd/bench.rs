@@ -297,7 +297,7 @@ impl Scale {
         idle: Duration::from_secs(30),
         redis_runs: 10_000,
         postgres_runs: 6_000,
-        shared_rounds: 5,
+        shared_rounds: 7,
         rolling_rounds: 15,
     };
     const QUICK: Self = Self {

@@ -1,5 +1,6 @@
 //! The shared stores: one instance, the bare server and three instances, measured in turn, so that
-//! other work on the machine meets all of them alike.
+//! other work on the machine meets all of them alike. The three are measured with the load of the
+//! one each, as whoever adds instances has it, and with the load of the one shared among them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use super::raw::redis::BareRedis;
 use super::server::ServerProcess;
 use super::{Figure, IN_FLIGHT, Ratio, Report, Rig, Scale, gate, rolling};
 
-/// Instances that share the store in the last of the three measurements.
+/// Instances where several share the store.
 const INSTANCES: usize = 3;
 
 /// Store round trips that a step may take under load.
@@ -91,9 +92,23 @@ pub(crate) async fn measure(
 /// Measures one chain in the same way, once.
 pub(crate) async fn turn(kind: Kind, url: &str, scale: &Scale) -> anyhow::Result<Figure> {
     let bench = Bench::open(kind, url, scale).await?;
-    let measured = bench.throughput(1, &CHAIN).await;
+    let measured = bench.throughput(Load::ONE, &CHAIN).await;
     bench.remove().await?;
     measured
+}
+
+/// Who is at work, and how much each of them has to do.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    instances: usize,
+    /// Runs that each instance has in flight.
+    in_flight: usize,
+}
+
+impl Load {
+    const ONE: Self = Self { instances: 1, in_flight: IN_FLIGHT };
+    const SEVERAL: Self = Self { instances: INSTANCES, in_flight: IN_FLIGHT };
+    const ONE_SHARED: Self = Self { instances: INSTANCES, in_flight: IN_FLIGHT / INSTANCES };
 }
 
 struct Bench<'a> {
@@ -122,19 +137,23 @@ impl<'a> Bench<'a> {
     async fn all(&self, report: &mut Report) -> anyhow::Result<()> {
         let mut rounds = Rounds::default();
         for _ in 0..self.scale.shared_rounds {
-            rounds.one.push(self.throughput(1, &CHAIN).await?);
+            rounds.one.push(self.throughput(Load::ONE, &CHAIN).await?);
             rounds.bare.push(self.limit().await?);
-            rounds.several.push(self.throughput(INSTANCES, &CHAIN).await?);
+            rounds.several.push(self.throughput(Load::SEVERAL, &CHAIN).await?);
+            rounds.one_shared.push(self.throughput(Load::ONE_SHARED, &CHAIN).await?);
         }
         report.ratios.extend(rounds.ratios(self.kind));
-        let mut several = median(rounds.several);
-        several.scenario = format!("chain, {INSTANCES} instances");
-        report.results.extend([median(rounds.one), several]);
+        let named = |name: String, figures| Figure { scenario: name, ..median(figures) };
+        report.results.extend([
+            median(rounds.one),
+            named(several_with("each"), rounds.several),
+            named(several_with("in all"), rounds.one_shared),
+        ]);
         report.raw.push(median(rounds.bare));
         for scenario in [&DIAMOND, &SINGLE] {
             let mut figures = Vec::new();
             for _ in 0..self.scale.shared_rounds {
-                figures.push(self.throughput(1, scenario).await?);
+                figures.push(self.throughput(Load::ONE, scenario).await?);
             }
             report.results.push(median(figures));
         }
@@ -161,16 +180,16 @@ impl<'a> Bench<'a> {
     }
 
     /// Instances come and go with each measurement: idle ones would take part in the next.
-    async fn throughput(&self, instances: usize, scenario: &Scenario) -> anyhow::Result<Figure> {
+    async fn throughput(&self, load: Load, scenario: &Scenario) -> anyhow::Result<Figure> {
+        let Load { instances, in_flight } = load;
         let rigs = self.start(instances).await?;
         let flow = Arc::new(scenario.flow());
         for rig in &rigs {
             rig.engine.register(&flow, None).await?;
         }
         let drive = |runs: usize| {
-            let (runs, in_flight) = (runs / instances, IN_FLIGHT / instances);
             let flow = &flow;
-            try_join_all(rigs.iter().map(move |rig| rig.drive(flow, runs, in_flight)))
+            try_join_all(rigs.iter().map(move |rig| rig.drive(flow, runs / instances, in_flight)))
         };
         let runs = self.kind.runs(self.scale) / instances * instances;
         drive(runs / 10).await?;
@@ -208,11 +227,21 @@ struct Rounds {
     one: Vec<Figure>,
     bare: Vec<Figure>,
     several: Vec<Figure>,
+    one_shared: Vec<Figure>,
+}
+
+/// What several instances with so many runs `each` or `in all` are called.
+fn several_with(whose: &str) -> String {
+    format!("chain, {INSTANCES} instances, {IN_FLIGHT} runs {whose}")
 }
 
 impl Rounds {
-    fn ratios(&self, kind: Kind) -> [Ratio; 3] {
+    fn ratios(&self, kind: Kind) -> [Ratio; 4] {
         let store = kind.name();
+        let several = |whose, figures| {
+            let name = format!("{store} {} to one", several_with(whose));
+            Ratio::at_least(name, ratio(figures, &self.one), SHARED_SHARE_MIN)
+        };
         let round_trips = self.one.iter().map(|one| one.round_trips_per_step);
         [
             Ratio::at_least(
@@ -225,11 +254,8 @@ impl Rounds {
                 middle(round_trips.map(|trips| trips.unwrap_or(f64::INFINITY)).collect()),
                 ROUND_TRIPS_MAX,
             ),
-            Ratio::at_least(
-                format!("{store}, {INSTANCES} instances to one"),
-                ratio(&self.several, &self.one),
-                SHARED_SHARE_MIN,
-            ),
+            several("each", &self.several),
+            several("in all", &self.one_shared),
         ]
     }
 }
