@@ -77,6 +77,8 @@ enum Phase {
     Starting,
     On,
     Failed,
+    /// The instance ends.
+    Closed,
 }
 
 #[derive(Debug, Default)]
@@ -201,6 +203,7 @@ impl Live {
                         "the feeds of the store cannot be followed",
                     ));
                 }
+                Phase::Closed => return Err(EngineError::Closed.into()),
                 Phase::Off | Phase::Starting => {}
             }
             drop(state);
@@ -245,9 +248,14 @@ async fn run(hub: Arc<Hub>, engine: Engine) {
             follower
         }
         Err(error) => {
-            tracing::warn!(%error, "what happens cannot be followed");
+            let phase = if matches!(error, EngineError::Closed) {
+                Phase::Closed
+            } else {
+                tracing::warn!(%error, "what happens cannot be followed");
+                Phase::Failed
+            };
             let _state = hub.state.lock();
-            hub.phase.send_replace(Phase::Failed);
+            hub.phase.send_replace(phase);
             return;
         }
     };

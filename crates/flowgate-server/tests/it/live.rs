@@ -104,6 +104,22 @@ async fn those_who_are_told_are_bounded_and_whoever_is_gone_makes_room() {
 }
 
 #[tokio::test]
+async fn whoever_looks_at_an_instance_that_ends_is_told_so() {
+    let world = World::new(&[ONE_STEP]).await;
+    let mut stream = world.listen("/live", &[]).await;
+    assert!(stream.next_of("tick").await.data["now"].is_string());
+    world.engine.shutdown().await;
+    for path in ["/live", "/overview"] {
+        let (status, answer) = world.get(path).await;
+        assert_eq!(
+            (status.as_u16(), &answer["error"]["code"]),
+            (503, &json!("stopping")),
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn runs_that_change_are_told_with_their_status() {
     let world = World::new(&[ONE_STEP, WAITS]).await;
     let mut all = world.listen("/live", &[]).await;
