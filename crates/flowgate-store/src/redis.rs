@@ -324,7 +324,12 @@ impl Store for RedisStore {
             self.commit_in(index, part, claimant)
         });
         let applied = try_join_all(parts).await;
-        self.hints.committed();
+        // What a commit did whose answer is lost is anybody's guess.
+        let may_have_queued = applied.as_ref().map_or(true, |parts| {
+            let answers = parts.iter().flatten();
+            slots.may_have_queued(answers.map(|(_, answer)| answer.handed_off()).sum())
+        });
+        self.hints.committed(may_have_queued);
         for (at, answer) in applied?.into_iter().flatten() {
             answers[at] = Some(answer);
         }

@@ -46,11 +46,19 @@ pub(super) struct Prepared {
 pub(super) struct Slots<'a> {
     claimant: Option<&'a Claimant>,
     left: usize,
+    /// Jobs that the batch puts in their queues unless they are handed off.
+    jobs: usize,
 }
 
 impl<'a> Slots<'a> {
     pub(super) fn new(claimant: Option<&'a Claimant>) -> Self {
-        Self { claimant, left: claimant.map_or(0, |claimant| claimant.slots.min(CLAIM_BATCH_MAX)) }
+        let left = claimant.map_or(0, |claimant| claimant.slots.min(CLAIM_BATCH_MAX));
+        Self { claimant, left, jobs: 0 }
+    }
+
+    /// Whether a job may be in a queue by what was prepared, after so many were handed off.
+    pub(super) fn may_have_queued(&self, handed_off: usize) -> bool {
+        handed_off < self.jobs
     }
 
     /// A commit with its texts and its share of the slots.
@@ -58,16 +66,16 @@ impl<'a> Slots<'a> {
         let record = encode_record(&commit.record);
         let events = encode_events(&commit.events);
         let mut handed_off = Vec::new();
-        if let Some(claimant) = self.claimant {
-            for (at, (_, change)) in net_changes(&commit).steps.iter().enumerate() {
-                if self.left > 0
-                    && let NetChange::Put { job, due, .. } = change
-                    && may_be_due(*due)
-                    && claimant.queues.contains(&job.queue)
-                {
-                    self.left -= 1;
-                    handed_off.push(at);
-                }
+        for (at, (_, change)) in net_changes(&commit).steps.iter().enumerate() {
+            self.jobs += usize::from(*change != NetChange::Remove);
+            if self.left > 0
+                && let Some(claimant) = self.claimant
+                && let NetChange::Put { job, due, .. } = change
+                && may_be_due(*due)
+                && claimant.queues.contains(&job.queue)
+            {
+                self.left -= 1;
+                handed_off.push(at);
             }
         }
         Prepared { index, commit, record, events, handed_off }
@@ -283,6 +291,16 @@ impl Prepared {
 pub(super) enum Answer {
     Applied(Vec<Needy>),
     Refused(Refusal),
+}
+
+impl Answer {
+    /// How many jobs it handed off.
+    pub(super) fn handed_off(&self) -> usize {
+        match self {
+            Self::Applied(jobs) => jobs.len(),
+            Self::Refused(_) => 0,
+        }
+    }
 }
 
 /// The leases that a call granted by hand-off.

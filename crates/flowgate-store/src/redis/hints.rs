@@ -95,9 +95,12 @@ impl Hints {
         &self.wakes
     }
 
-    /// Something was committed here.
-    pub(super) fn committed(&self) {
-        self.wakes.committed();
+    /// Something was committed here; `has_queued` if a job may be in a queue by it.
+    pub(super) fn committed(&self, has_queued: bool) {
+        self.wakes.feed.notify_waiters();
+        if has_queued {
+            self.wakes.due.notify_waiters();
+        }
     }
 
     /// Wakes whoever waits here for `topic`, and says what others are to be sent.

@@ -196,7 +196,7 @@ impl RedisStore {
         for run in &copy.runs {
             imported.runs += self.take_over_run(run).await?;
         }
-        self.hints.committed();
+        self.hints.committed(true);
         Ok(imported)
     }
 

@@ -63,7 +63,7 @@ impl RedisStore {
             Ok::<_, StoreError>(found)
         });
         let mut found: Vec<_> = try_join_all(parts).await?.into_iter().flatten().collect();
-        self.hints.committed();
+        self.hints.committed(true);
         found.sort_unstable_by_key(|(at, _)| *at);
         let mut seen = HashSet::new();
         found.retain(|(_, job_id)| seen.insert(*job_id));

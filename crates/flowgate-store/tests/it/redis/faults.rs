@@ -2,7 +2,7 @@
 
 use flowgate_store::conformance::Harness;
 use flowgate_store::conformance::world::{World, applied, chain, single};
-use flowgate_store::{RedisOptions, RedisStore, RunQuery, Store, StoreError};
+use flowgate_store::{Queues, RedisOptions, RedisStore, RunQuery, Store, StoreError};
 use flowgate_testbed::{FaultProxy, PrivateServer, Redis};
 
 use super::{RedisHarness, open, options};
@@ -122,7 +122,7 @@ async fn a_commit_of_another_instance_ends_a_wait() {
     let store = world.store();
     let mut waits = tokio::task::JoinSet::new();
     waits.spawn(async move {
-        let queues = flowgate_store::Queues::All;
+        let queues = Queues::All;
         other.wait_due(&queues, std::time::Duration::from_hours(1)).await.unwrap();
         other
             .claim(&flowgate_store::Claimant {
@@ -140,6 +140,42 @@ async fn a_commit_of_another_instance_ends_a_wait() {
         applied(o);
     });
     assert_eq!(waits.join_next().await.unwrap().unwrap(), 1);
+}
+
+/// How many scripts a server has run.
+async fn scripts_run(server: &Redis) -> u64 {
+    let client = redis::Client::open(server.url()).expect("the URL of a server");
+    let mut connection = client.get_multiplexed_async_connection().await.expect("connecting");
+    let mut info = redis::cmd("INFO");
+    let stats: String = info.arg("commandstats").query_async(&mut connection).await.expect("stats");
+    let calls = stats.split_once("cmdstat_evalsha:calls=").map_or("0", |(_, rest)| rest);
+    let digits = calls.split(',').next().expect("a split has a first part");
+    digits.parse().expect("a number of calls")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_handed_off_has_nobody_look_for_it() {
+    let server = Redis::start().unwrap();
+    let mut harness = RedisHarness::on(&server.url(), "").await;
+    let redis = harness.redis.clone();
+    let world = World::new(&mut harness);
+    let mut waits = tokio::task::JoinSet::new();
+    waits.spawn(async move {
+        redis.wait_due(&Queues::All, std::time::Duration::from_hours(1)).await.unwrap();
+    });
+    let flow = chain();
+    world.apply_and_take(world.start(&flow, "1"), 1).await;
+    let before = scripts_run(&server).await;
+    for _ in 0..50 {
+        let taken = world.apply_and_take(world.start(&flow, "1"), 1).await;
+        world.apply_and_take(world.succeed(&flow, &taken[0]), 1).await;
+    }
+    let run = scripts_run(&server).await - before;
+    // The waiter looks by itself about every second, too.
+    assert!((100..150).contains(&run), "100 commits took {run} calls");
+    assert!(waits.try_join_next().is_none(), "nothing was to be claimed");
+    world.apply(world.start(&flow, "1")).await;
+    waits.join_next().await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
