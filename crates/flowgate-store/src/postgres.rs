@@ -38,7 +38,7 @@ use self::commit::COMMIT_PARAMS;
 use self::endpoint::{Endpoint, Kept, split_parameters};
 use self::floor::Floor;
 use self::hints::Hints;
-use self::pool::Pool;
+use self::pool::{Lasting, Pool};
 use self::rows::column;
 use crate::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
@@ -196,7 +196,7 @@ impl Drop for PostgresStore {
 #[derive(Debug)]
 struct Statements {
     now: String,
-    commit: String,
+    commit: Lasting,
     set_gate: String,
     leased_again: String,
     claim: String,
@@ -227,7 +227,11 @@ impl Statements {
         };
         Self {
             now: call("store_now", 0),
-            commit: call("commit_batch", COMMIT_PARAMS),
+            commit: Lasting::new(
+                call("commit_batch", COMMIT_PARAMS),
+                COMMIT_PARAMS,
+                schema.to_owned(),
+            ),
             set_gate: call("set_gate", 4),
             leased_again: format!(
                 "SELECT row_to_json(j)::text, r.record \

@@ -157,7 +157,7 @@ impl PostgresStore {
             (&slots, Type::INT4),
             (&lease_ms, Type::INT8),
         ];
-        self.pool.call_one(DOING, &self.sql.commit, &params).await
+        self.pool.call_lasting(DOING, &self.sql.commit, &params).await
     }
 
     /// The outcomes of a round, with the payloads of what was handed off.

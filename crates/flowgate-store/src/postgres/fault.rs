@@ -91,6 +91,19 @@ impl Fault {
         }
     }
 
+    /// Whether the server has something against the statement, and so has not carried it out. What
+    /// it knows by its name may be another one, also of a schema that is gone.
+    pub(super) fn is_about_statement(&self) -> bool {
+        let is_about = |state: &SqlState| {
+            *state == SqlState::PROTOCOL_VIOLATION
+                || matches!(state.code().get(..2), Some("0A" | "26" | "3F" | "42"))
+        };
+        match self {
+            Self::Driver(error) => error.code().is_some_and(is_about),
+            Self::Silence(_) | Self::Pool(_) | Self::Unreadable(_) => false,
+        }
+    }
+
     /// The error for a caller who was `doing` this.
     pub(super) fn into_error(self, doing: &str) -> StoreError {
         match self {

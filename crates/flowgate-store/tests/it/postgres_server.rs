@@ -6,8 +6,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use flowgate_store::conformance::world::{World, applied, chain};
 use flowgate_store::{PostgresOptions, PostgresStore, RunQuery, Store};
-use flowgate_testbed::{Postgres, PrivateServer};
+use flowgate_testbed::{PgBouncer, Postgres, PrivateServer};
+
+use crate::harness::MemoryHarness;
 
 /// Makes a certificate for `localhost`, and has the server use it.
 fn encrypt(server: &Postgres, folder: &Path) {
@@ -84,4 +87,37 @@ async fn a_store_goes_on_when_its_server_comes_back_from_a_crash() {
         now = store.now().await;
     }
     now.expect("the server is there again");
+}
+
+/// Parameters of a commit, and its mark.
+const PARAMS: usize = 42;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_knows_another_statement_by_the_same_name_writes_nothing_elsewhere() {
+    let server = Postgres::start().unwrap();
+    let pooler = PgBouncer::start(&server).unwrap();
+    let open = |schema: &str| {
+        PostgresStore::open(PostgresOptions { schema: schema.into(), ..options(&pooler.url()) })
+    };
+    let (ours, others) = (open("ours").await.unwrap(), open("others").await.unwrap());
+    drop(others);
+    let mut harness = MemoryHarness::plain();
+    let world = World::new(&mut harness);
+    let commit = async || {
+        let outcomes = ours.commit(vec![world.start(&chain(), "1")], None).await.unwrap();
+        outcomes.into_iter().map(applied).for_each(drop);
+    };
+    commit().await;
+
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+               WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()";
+    server.ask(end).unwrap();
+    let places: Vec<String> = (1..PARAMS).map(|at| format!("${at}")).collect();
+    let call = format!("SELECT * FROM others.commit_batch({})", places.join(", "));
+    let known = |at| format!("PREPARE s{at} AS {call} WHERE ${PARAMS} = 'others';");
+    pooler.ask(&(0..20).map(known).collect::<String>()).unwrap();
+    commit().await;
+    commit().await;
+    let count = |schema| server.ask(&format!("SELECT count(*) FROM {schema}.runs")).unwrap();
+    assert_eq!((count("ours").trim(), count("others").trim()), ("3", "0"));
 }
