@@ -35,6 +35,14 @@ impl Worked {
     }
 }
 
+/// Work that a server gives itself: on two cores it is half of what there is while it lasts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Upkeep {
+    /// How often it did such work.
+    pub(crate) times: u64,
+    pub(crate) is_under_way: bool,
+}
+
 /// Steps that are still to be done, by whoever comes first.
 #[derive(Debug)]
 struct Left(AtomicUsize);

@@ -11,9 +11,9 @@ use futures_util::future::try_join_all;
 
 use super::flows::{CHAIN, DIAMOND, SINGLE, Scenario};
 use super::measure::Meter;
-use super::raw::Worked;
 use super::raw::postgres::BarePostgres;
 use super::raw::redis::BareRedis;
+use super::raw::{Upkeep, Worked};
 use super::server::ServerProcess;
 use super::{Figure, IN_FLIGHT, Ratio, Report, Rig, Scale, gate, rolling};
 
@@ -25,6 +25,12 @@ const ROUND_TRIPS_MAX: f64 = 1.2;
 
 /// How much of its speed a store must keep when several instances share it.
 const SHARED_SHARE_MIN: f64 = 0.9;
+
+/// Measurements of the same, until the server has no work of its own meanwhile.
+const ATTEMPTS_MAX: usize = 4;
+
+/// How often a server is asked whether its own work is done.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A kind of shared store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +98,7 @@ pub(crate) async fn measure(
 /// Measures one chain in the same way, once.
 pub(crate) async fn turn(kind: Kind, url: &str, scale: &Scale) -> anyhow::Result<Figure> {
     let bench = Bench::open(kind, url, scale).await?;
-    let measured = bench.throughput(Load::ONE, &CHAIN).await;
+    let measured = bench.undisturbed(&Turn::ONE).await;
     bench.remove().await?;
     measured
 }
@@ -109,6 +115,18 @@ impl Load {
     const ONE: Self = Self { instances: 1, in_flight: IN_FLIGHT };
     const SEVERAL: Self = Self { instances: INSTANCES, in_flight: IN_FLIGHT };
     const ONE_SHARED: Self = Self { instances: INSTANCES, in_flight: IN_FLIGHT / INSTANCES };
+}
+
+/// What is measured at a time.
+#[derive(Clone, Copy)]
+enum Turn {
+    Flow(Load, &'static Scenario),
+    /// The server by itself.
+    Bare,
+}
+
+impl Turn {
+    const ONE: Self = Self::Flow(Load::ONE, &CHAIN);
 }
 
 struct Bench<'a> {
@@ -136,11 +154,15 @@ impl<'a> Bench<'a> {
 
     async fn all(&self, report: &mut Report) -> anyhow::Result<()> {
         let mut rounds = Rounds::default();
-        for _ in 0..self.scale.shared_rounds {
-            rounds.one.push(self.throughput(Load::ONE, &CHAIN).await?);
-            rounds.bare.push(self.limit().await?);
-            rounds.several.push(self.throughput(Load::SEVERAL, &CHAIN).await?);
-            rounds.one_shared.push(self.throughput(Load::ONE_SHARED, &CHAIN).await?);
+        for round in 0..self.scale.shared_rounds {
+            let mut turns = rounds.turns();
+            // Whatever comes later meets more data, so every second round goes back.
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for (turn, figures) in turns {
+                figures.push(self.undisturbed(&turn).await?);
+            }
         }
         report.ratios.extend(rounds.ratios(self.kind));
         let named = |name: String, figures| Figure { scenario: name, ..median(figures) };
@@ -153,7 +175,7 @@ impl<'a> Bench<'a> {
         for scenario in [&DIAMOND, &SINGLE] {
             let mut figures = Vec::new();
             for _ in 0..self.scale.shared_rounds {
-                figures.push(self.throughput(Load::ONE, scenario).await?);
+                figures.push(self.undisturbed(&Turn::Flow(Load::ONE, scenario)).await?);
             }
             report.results.push(median(figures));
         }
@@ -177,6 +199,22 @@ impl<'a> Bench<'a> {
             rigs.push(rig);
         }
         Ok(rigs)
+    }
+
+    /// Measures until the server has no work of its own meanwhile, but not for ever.
+    async fn undisturbed(&self, turn: &Turn) -> anyhow::Result<Figure> {
+        let mut attempts = 1;
+        loop {
+            let before = self.bare.at_rest().await?;
+            let figure = match turn {
+                Turn::Flow(load, scenario) => self.throughput(*load, scenario).await?,
+                Turn::Bare => self.limit().await?,
+            };
+            if self.bare.upkeep().await? == before || attempts == ATTEMPTS_MAX {
+                return Ok(figure);
+            }
+            attempts += 1;
+        }
     }
 
     /// Instances come and go with each measurement: idle ones would take part in the next.
@@ -236,6 +274,16 @@ fn several_with(whose: &str) -> String {
 }
 
 impl Rounds {
+    /// What a round measures, each once, and where it goes.
+    fn turns(&mut self) -> [(Turn, &mut Vec<Figure>); 4] {
+        [
+            (Turn::ONE, &mut self.one),
+            (Turn::Bare, &mut self.bare),
+            (Turn::Flow(Load::SEVERAL, &CHAIN), &mut self.several),
+            (Turn::Flow(Load::ONE_SHARED, &CHAIN), &mut self.one_shared),
+        ]
+    }
+
     fn ratios(&self, kind: Kind) -> [Ratio; 4] {
         let store = kind.name();
         let several = |whose, figures| {
@@ -299,6 +347,25 @@ impl Bare {
         match self {
             Self::Redis(redis) => redis.steps(steps).await,
             Self::Postgres(postgres) => postgres.steps(steps).await,
+        }
+    }
+
+    /// Waits until the server has no work of its own, and says how much it had so far.
+    async fn at_rest(&self) -> anyhow::Result<Upkeep> {
+        loop {
+            let upkeep = self.upkeep().await?;
+            if !upkeep.is_under_way {
+                return Ok(upkeep);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn upkeep(&self) -> anyhow::Result<Upkeep> {
+        match self {
+            Self::Redis(redis) => redis.upkeep().await,
+            // It spreads its own over minutes, so that every measurement has its part.
+            Self::Postgres(_) => Ok(Upkeep::default()),
         }
     }
 

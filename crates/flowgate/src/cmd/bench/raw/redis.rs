@@ -9,7 +9,7 @@ use redis::{AsyncCommands, Client, Script};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Left, OUTPUT, RECORD, STEPS, Worked};
+use super::{Left, OUTPUT, RECORD, STEPS, Upkeep, Worked};
 use crate::cmd::bench::IN_FLIGHT;
 
 /// Steps in one call.
@@ -41,10 +41,19 @@ impl BareRedis {
 
     /// The process id that the server has where it runs.
     pub(crate) async fn pid(&self) -> anyhow::Result<u32> {
+        let info = self.info("server").await?;
+        let pid = number(&info, "process_id").context("reading the process id of Redis")?;
+        u32::try_from(pid).context("reading the process id of Redis")
+    }
+
+    /// How often the server wrote its data anew, from a copy of its process.
+    pub(crate) async fn upkeep(&self) -> anyhow::Result<Upkeep> {
+        Ok(upkeep(&self.info("persistence").await?))
+    }
+
+    async fn info(&self, section: &str) -> anyhow::Result<String> {
         let mut connection = self.client.get_multiplexed_async_connection().await?;
-        let info: String = redis::cmd("INFO").arg("server").query_async(&mut connection).await?;
-        let pid = info.lines().find_map(|line| line.strip_prefix("process_id:"));
-        pid.and_then(|pid| pid.trim().parse().ok()).context("reading the process id of Redis")
+        Ok(redis::cmd("INFO").arg(section).query_async(&mut connection).await?)
     }
 
     /// Does `steps` steps.
@@ -89,6 +98,21 @@ impl BareRedis {
     }
 }
 
+/// What `INFO persistence` says of it; a server may not know one or the other.
+fn upkeep(info: &str) -> Upkeep {
+    let sum =
+        |fields: [&str; 2]| -> u64 { fields.iter().filter_map(|field| number(info, field)).sum() };
+    Upkeep {
+        times: sum(["aof_rewrites", "rdb_saves"]),
+        is_under_way: sum(["aof_rewrite_in_progress", "rdb_bgsave_in_progress"]) > 0,
+    }
+}
+
+fn number(info: &str, field: &str) -> Option<u64> {
+    let mut pairs = info.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(name, _)| *name == field)?.1.trim().parse().ok()
+}
+
 struct Worker {
     connection: MultiplexedConnection,
     prefix: String,
@@ -130,4 +154,22 @@ impl Worker {
 /// The first job of a run.
 fn new_run() -> String {
     format!("{:032x}/0", fastrand::u128(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_at_work_for_itself_while_it_writes_its_data_anew() {
+        let info = |rewrites: u64, saving: u64| {
+            format!(
+                "# Persistence\r\nrdb_bgsave_in_progress:{saving}\r\nrdb_saves:1\r\n\
+                 aof_rewrite_in_progress:0\r\naof_rewrites:{rewrites}\r\n"
+            )
+        };
+        assert_eq!(upkeep(&info(2, 0)), Upkeep { times: 3, is_under_way: false });
+        assert_eq!(upkeep(&info(0, 1)), Upkeep { times: 1, is_under_way: true });
+        assert_eq!(upkeep("# Persistence\r\n"), Upkeep::default());
+    }
 }
