@@ -30,9 +30,8 @@ pub(crate) mod subscribers;
 /// Where the API begins.
 pub(crate) const BASE: &str = "/api/v1";
 
-/// All routes of the API, with their scopes.
-pub(crate) fn routes() -> Routes {
-    let routes = Routes::new(document::Document::openapi());
+/// Adds all routes of the API, with their scopes.
+pub(crate) fn add_all(routes: Routes) -> Routes {
     let routes = session::add(routes);
     let routes = overview::add(routes);
     let routes = runs::add(routes);
@@ -53,7 +52,8 @@ pub(crate) fn routes() -> Routes {
 
 /// The description of the API, as `/api/v1/openapi.json` answers it.
 pub fn document() -> OpenApi {
-    document::finish(routes().finish().1)
+    let routes = Routes::described(document::Document::openapi());
+    document::finish(add_all(routes).finish().1)
 }
 
 /// Everything that an instance serves, for callers that need no token: those of its own process,
@@ -64,7 +64,7 @@ pub fn router_within(host: &Host) -> Router {
 
 /// Everything that an instance serves.
 pub fn router(host: &Host) -> Router {
-    let (api, _, _) = routes().finish();
+    let (api, _, _) = add_all(Routes::undescribed()).finish();
     let method = |_: axum::http::Method| async {
         crate::ApiError::new(
             axum::http::StatusCode::METHOD_NOT_ALLOWED,

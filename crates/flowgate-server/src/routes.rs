@@ -49,18 +49,27 @@ pub struct RouteEntry {
 pub(crate) struct Routes {
     router: OpenApiRouter<Host>,
     matrix: Vec<RouteEntry>,
+    is_described: bool,
 }
 
 impl Routes {
-    pub(crate) fn new(document: OpenApi) -> Self {
-        Self { router: OpenApiRouter::with_openapi(document), matrix: Vec::new() }
+    /// Routes that go into this document.
+    pub(crate) fn described(document: OpenApi) -> Self {
+        let router = OpenApiRouter::with_openapi(document);
+        Self { router, matrix: Vec::new(), is_described: true }
+    }
+
+    /// Routes to serve only: their description takes several MiB, which an instance that has
+    /// nothing to do would hold for ever.
+    pub(crate) fn undescribed() -> Self {
+        Self { router: OpenApiRouter::new(), matrix: Vec::new(), is_described: false }
     }
 
     /// Adds what `routes!` made, for callers that have what it needs.
     pub(crate) fn add(
         mut self,
         needs: impl Into<Needs>,
-        (schemas, mut paths, router): UtoipaMethodRouter<Host>,
+        (mut schemas, mut paths, router): UtoipaMethodRouter<Host>,
     ) -> Self {
         let needs = needs.into();
         for (path, item) in &mut paths.paths {
@@ -70,8 +79,14 @@ impl Routes {
                     path: path.clone(),
                     needs,
                 });
-                describe(operation, method, needs);
+                if self.is_described {
+                    describe(operation, method, needs);
+                }
             }
+        }
+        if !self.is_described {
+            schemas.clear();
+            paths.paths.values_mut().for_each(|item| *item = PathItem::default());
         }
         let router = router.layer(from_fn(move |request: Request, next: Next| async move {
             match needs {
@@ -92,7 +107,7 @@ impl Routes {
 
 /// All routes below `/api/v1`.
 pub fn matrix() -> Vec<RouteEntry> {
-    crate::api::routes().finish().2
+    crate::api::add_all(Routes::undescribed()).finish().2
 }
 
 fn require(request: &Request, scope: Scope) -> Result<(), ApiError> {
@@ -186,4 +201,27 @@ fn refusal(text: &str) -> DocumentedResponse {
             Content::new(Some(RefOr::<utoipa::openapi::Schema>::Ref(schema))),
         )
         .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::add_all;
+
+    #[test]
+    fn what_is_only_served_has_the_same_routes_and_no_description() {
+        let (_, described, all) = add_all(Routes::described(OpenApi::default())).finish();
+        let (_, undescribed, served) = add_all(Routes::undescribed()).finish();
+        assert!(all.len() > 50, "{}", all.len());
+        assert_eq!(served, all);
+        let schemas = |document: OpenApi| document.components.map_or(0, |c| c.schemas.len());
+        let operations = |document: &OpenApi| {
+            let items = document.paths.paths.values();
+            items.filter(|item| **item != PathItem::default()).count()
+        };
+        assert_eq!(operations(&undescribed), 0);
+        assert_eq!(schemas(undescribed), 0);
+        assert_eq!(operations(&described), described.paths.paths.len());
+        assert!(schemas(described) > 50);
+    }
 }

@@ -262,7 +262,7 @@ impl Table {
 
     fn render(&self, width_max: Option<usize>) -> String {
         let heading: Vec<Cell> =
-            self.heading.iter().map(|name| Cell::dim(name.to_uppercase())).collect();
+            self.heading.iter().map(|name| Cell::dim(name.to_ascii_uppercase())).collect();
         let lines: Vec<&Vec<Cell>> = std::iter::once(&heading).chain(&self.rows).collect();
         let widths: Vec<usize> = (0..self.heading.len())
             .map(|at| lines.iter().map(|line| line[at].text.chars().count()).max().unwrap_or(0))
@@ -325,6 +325,13 @@ mod tests {
         let full = "STEP    STATE      ERROR\na       succeeded\ncharge  failed     no such card\n";
         assert_eq!(plain(None), full);
         assert_eq!(plain(Some(26)).lines().last(), Some("charge  failed     no suc…"));
+    }
+
+    #[test]
+    fn a_heading_keeps_its_units() {
+        let heading = Table::new(&["CPU µs/step"]).render(None);
+        // The capital of a micro looks like an M.
+        assert_eq!(strip_str(&heading).to_string(), "CPU µS/STEP\n");
     }
 
     #[test]
