@@ -101,7 +101,7 @@ struct Sent {
     base: Option<Seed>,
     /// The record after it.
     record: Arc<Run>,
-    /// The commit's events, if anybody listens.
+    /// The commit's events, if anybody listens or they are logged.
     events: Vec<Event>,
 }
 
@@ -257,7 +257,8 @@ impl Committer {
         let (mut commits, mut sent) = (Vec::with_capacity(share), Vec::with_capacity(share));
         let (mut foreign, mut bytes) = (Vec::new(), 0);
         let instance = Arc::clone(&self.instance);
-        let is_heard = instance.live.receiver_count() > 0;
+        let is_heard =
+            instance.live.receiver_count() > 0 || tracing::enabled!(tracing::Level::DEBUG);
         let mut runs = instance.in_flight.lock();
         let mut push = |origin, base, commit: Commit| {
             sent.push(Sent {

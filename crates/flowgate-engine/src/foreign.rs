@@ -67,5 +67,6 @@ pub(crate) fn item(attempt: &Arc<Attempt>, report: Report, reply: Option<Reply>)
         attempt: Some(Arc::clone(attempt)),
         seed: Some(Box::new(seed)),
         reply,
+        refusals: 0,
     })
 }

@@ -124,5 +124,5 @@ async fn find_repair(
         return Ok(None);
     }
     let seed = Some(Box::new(Seed { run, flow: Arc::clone(flow) }));
-    Ok(Some(Item { run_id, report, attempt: None, seed, reply: None }))
+    Ok(Some(Item { run_id, report, attempt: None, seed, reply: None, refusals: 0 }))
 }

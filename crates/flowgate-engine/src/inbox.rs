@@ -41,6 +41,8 @@ pub(crate) struct Item {
     /// The run, where this instance may not have it in flight.
     pub(crate) seed: Option<Box<Seed>>,
     pub(crate) reply: Option<Reply>,
+    /// How often its commit came second.
+    pub(crate) refusals: u32,
 }
 
 /// A run and its revision.
@@ -156,7 +158,14 @@ impl Inbox {
         let run_id = attempt.claimed.job.job_id.run_id;
         let attempt = Some(attempt);
         self.has_quiet.store(true, Ordering::Release);
-        self.put(Inbound::Report(Item { run_id, report, attempt, seed: None, reply: None }));
+        self.put(Inbound::Report(Item {
+            run_id,
+            report,
+            attempt,
+            seed: None,
+            reply: None,
+            refusals: 0,
+        }));
     }
 
     /// A report about an attempt of this instance.
@@ -168,6 +177,7 @@ impl Inbox {
             attempt: Some(attempt),
             seed: None,
             reply,
+            refusals: 0,
         }));
     }
 

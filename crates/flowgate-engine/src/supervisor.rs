@@ -693,7 +693,7 @@ impl Engine {
             let seed = Some(Box::new(self.seed(run_id).await?));
             let (reply, answer) = oneshot::channel();
             let (report, reply) = (report.clone(), Some(reply));
-            let item = Item { run_id, report, attempt: None, seed, reply };
+            let item = Item { run_id, report, attempt: None, seed, reply, refusals: 0 };
             self.instance().inbox.push(Inbound::Report(item));
             match self.answer(answer).await {
                 // The steps that it is about have other places now.

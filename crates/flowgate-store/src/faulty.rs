@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 
 use crate::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
-    NewRevision, Queues, Renewal, Retention, RunDetail, RunQuery, RunRow, Store, StoreCopy,
-    StoreError, StoredRevision, Swept,
+    NewRevision, Queues, Refusal, Renewal, Retention, RunDetail, RunQuery, RunRow, Store,
+    StoreCopy, StoreError, StoredRevision, Swept,
 };
 
 mod control;
@@ -82,6 +82,8 @@ pub struct Faulty {
     planned: Mutex<HashMap<Call, Planned>>,
     random: Option<Random>,
     drops_wake_ups: AtomicBool,
+    /// Commits that are still to come second.
+    seconds: AtomicU32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +107,7 @@ impl Faulty {
             planned: Mutex::default(),
             random: None,
             drops_wake_ups: AtomicBool::new(false),
+            seconds: AtomicU32::new(0),
         }
     }
 
@@ -124,6 +127,11 @@ impl Faulty {
     /// From now on a wait lasts as long as it may, whatever becomes due.
     pub fn drop_wake_ups(&self, drops: bool) {
         self.drops_wake_ups.store(drops, Ordering::SeqCst);
+    }
+
+    /// In the next `times` calls somebody else was first with every run.
+    pub fn come_second(&self, times: u32) {
+        self.seconds.store(times, Ordering::SeqCst);
     }
 
     fn draw(&self, call: Call) -> Option<Fault> {
@@ -195,6 +203,11 @@ impl Store for Faulty {
         commits: Vec<Commit>,
         claimant: Option<&Claimant>,
     ) -> Result<Vec<CommitOutcome>, StoreError> {
+        let one_less = |times: u32| times.checked_sub(1);
+        if self.seconds.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok() {
+            let second = CommitOutcome::Refused(Refusal::RunVersion);
+            return Ok(commits.iter().map(|_| second.clone()).collect());
+        }
         self.pass(Call::Commit, self.inner.commit(commits, claimant)).await
     }
 

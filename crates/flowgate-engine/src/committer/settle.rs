@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flowgate_core::commit::{Claimed, JobKind};
 use flowgate_core::decide::Report;
-use flowgate_core::event::ErrorKind;
+use flowgate_core::event::{ErrorKind, Event};
 use flowgate_core::ids::{JobId, RunId};
 use flowgate_core::run::{Run, StepState};
 use flowgate_store::{CommitOutcome, Refusal, StoreError};
@@ -22,7 +22,7 @@ use crate::inbox::{Inbound, Item, NewRun, Reply};
 use crate::instance::{Applied, Instance};
 use crate::metrics::Emits;
 
-/// Refusals of one run after which those who wait for an answer get one.
+/// Refusals in a row after which those who wait for an answer get one.
 const REFUSALS_MAX: u32 = 100;
 /// The longest wait before a refused run is read again.
 const REREAD_DELAY_MAX: Duration = Duration::from_millis(200);
@@ -93,15 +93,22 @@ impl Committer {
     }
 
     /// A commit is written.
-    fn tell(&mut self, record: &Arc<Run>, events: Vec<flowgate_core::event::Event>) {
+    fn tell(&mut self, record: &Arc<Run>, events: Vec<Event>) {
         let Instance { metrics, config, .. } = &*self.instance;
         let Run { run_id, flow, version, status, .. } = &**record;
         metrics.commits.applied.increment(1);
-        tracing::debug!(%run_id, %flow, instance = %config.instance, version, "decided");
+        let instance = &config.instance;
+        tracing::debug!(%run_id, %flow, %instance, version, "decided");
+        for event in &events {
+            // The numbers of its inputs name what triggered it; payloads are never logged.
+            if let Event::StepQueued { step, inputs } = event {
+                tracing::debug!(%run_id, %flow, %instance, %step, ?inputs, "a step is due");
+            }
+        }
         if let Some(ended) = metrics.runs_ended.of(*status) {
             ended.increment(1);
             let status = status.as_str();
-            tracing::info!(%run_id, %flow, instance = %config.instance, status, "the run ended");
+            tracing::info!(%run_id, %flow, %instance, status, "the run ended");
             self.ended.push(Arc::clone(record));
         }
         if !events.is_empty() {
@@ -234,9 +241,7 @@ impl Committer {
         match refusal {
             Refusal::RunVersion | Refusal::RunExists | Refusal::GateMoved(_) => {
                 entry.refusals += 1;
-                if entry.refusals > REFUSALS_MAX {
-                    items = answer_contended(items);
-                }
+                items = answer_contended(items);
                 entry.phase = Phase::Rereading;
                 self.reread(entry.run.run_id, entry.refusals);
             }
@@ -332,11 +337,15 @@ impl Committer {
     }
 }
 
-/// Answers whoever waits for one of `items`, which are dropped; the rest.
-fn answer_contended(items: Vec<Item>) -> Vec<Item> {
-    let (waiting, rest): (Vec<Item>, Vec<Item>) =
-        items.into_iter().partition(|item| item.reply.is_some());
-    for item in waiting {
+/// Counts that `items` came second. Whoever has waited through too many is answered, and his are
+/// dropped; the rest.
+fn answer_contended(mut items: Vec<Item>) -> Vec<Item> {
+    for item in &mut items {
+        item.refusals += 1;
+    }
+    let is_over = |item: &Item| item.reply.is_some() && item.refusals > REFUSALS_MAX;
+    let (over, rest): (Vec<Item>, Vec<Item>) = items.into_iter().partition(is_over);
+    for item in over {
         refuse(item, CommitError::Contended);
     }
     rest

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use flowgate_core::run::RunStatus;
-use flowgate_engine::{Engine, HandlerError, StartRequest, StepContext, Workers};
+use flowgate_engine::{Engine, EngineError, HandlerError, StartRequest, StepContext, Workers};
 use flowgate_store::faulty::{Call, Fault, Faulty};
 use flowgate_store::{Queues, Store};
 use serde_json::{Value, json};
@@ -181,5 +181,33 @@ async fn reports_of_one_run_that_come_together_are_joined() {
     // The start, the first step, and all twenty at once: on one thread nothing tears them apart.
     assert_eq!(std::iter::from_fn(|| commits.try_recv().ok()).count(), 3);
     eventually("nothing is left", || async { world.engine().is_idle() }).await;
+    world.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_is_told_that_others_are_faster_and_an_attempt_is_tried_on() {
+    let faulty = Arc::new(Faulty::new(store()));
+    let yaml = "{flow: f, steps: {
+        w: {wait: {signal: go, timeout: 1h, on_timeout: fail}, emits: [w.done]},
+        a: {subscribes: [w.done], run: {worker: slow}}}}";
+    let mut workers = Workers::new();
+    workers.register("slow", |_: Value, _: StepContext| async {
+        let nothing = std::future::pending::<()>();
+        drop(tokio::time::timeout(Duration::from_secs(1), nothing).await);
+        Ok::<(), HandlerError>(())
+    });
+    let engines = vec![(workers, config("a"))];
+    let world = World::with(Arc::clone(&faulty) as Arc<dyn Store>, yaml, engines).await;
+    let run_id = world.start(1).await;
+    let before = world.events(run_id).await;
+    faulty.come_second(101);
+    let refused = world.engine().signal(run_id, "go", payload(1)).await;
+    assert!(matches!(refused, Err(EngineError::Contended)), "{refused:?}");
+    assert_eq!(world.events(run_id).await, before, "what was refused left nothing");
+    faulty.come_second(100);
+    world.engine().signal(run_id, "go", payload(1)).await.unwrap();
+    // Nobody waits for the end of an attempt, which is tried until it is applied.
+    faulty.come_second(300);
+    is(&world.ended(run_id).await, RunStatus::Completed);
     world.shutdown().await;
 }

@@ -55,6 +55,8 @@ async fn decisions_and_ends_are_logged_and_counted() {
     let late = world.engine().cancel(failed.row.run.run_id, None).await;
     assert!(matches!(late, Err(EngineError::Rejected(_))), "{late:?}");
     told(&lines, "DEBUG", "decided", &["run_id", "flow", "instance", "version"]);
+    told(&lines, "DEBUG", "a step is due", &["run_id", "flow", "instance", "step", "inputs"]);
+    assert_eq!(lines.with(&["a step is due", "step=b"]).len(), 3, "each `b` was triggered once");
     told(&lines, "INFO", "the run ended", &["run_id", "flow", "instance", "status"]);
     told(&lines, "DEBUG", "the run has ended already", &["run_id", "flow", "instance"]);
     assert_eq!(lines.with(&["the run ended", "status=\"completed\""]).len(), 3);
