@@ -32,6 +32,12 @@ impl Place {
         Self(format!("{url}?schema=engine_{:016x}", fastrand::u64(..)))
     }
 
+    /// PostgreSQL as many instances have it, with fewer connections than they ask for.
+    fn pgbouncer() -> Self {
+        let url = variable("FLOWGATE_TEST_PGBOUNCER");
+        Self(format!("{url}?schema=engine_{:016x}", fastrand::u64(..)))
+    }
+
     pub(crate) fn redis() -> Self {
         let url = variable("FLOWGATE_TEST_REDIS");
         Self(format!("{url}?prefix=engine-{:016x}", fastrand::u64(..)))
@@ -242,16 +248,16 @@ fn diamond_workers() -> Workers {
     workers
 }
 
-/// A hundred runs at once over ten instances: all complete, and few commits come second.
-async fn hundred_over_ten(place: &Place) {
+/// Ten runs at once for each instance: all complete, and few commits come second.
+async fn runs_over(instances: usize, place: &Place) {
     let flow = Flow::parse(DIAMOND).unwrap();
     let counts = Counts::default();
     metrics::set_global_recorder(counts.clone()).expect("each test has a process of its own");
-    let engines = place.engines(10, diamond_workers).await;
+    let engines = place.engines(instances, diamond_workers).await;
     engines[0].register(&flow, None).await.unwrap();
     let mut runs = JoinSet::new();
-    for number in 0..100 {
-        let (engine, flow) = (engines[number % 10].clone(), flow.clone());
+    for number in 0..10 * instances {
+        let (engine, flow) = (engines[number % instances].clone(), flow.clone());
         runs.spawn(async move {
             engine.run_to_end(&flow, StartRequest::new(payload(number))).await.unwrap()
         });
@@ -264,19 +270,30 @@ async fn hundred_over_ten(place: &Place) {
     let commits = counts.sum("flowgate_commits_total");
     let applied = counts.sum_where("flowgate_commits_total", "outcome=applied");
     let refused = counts.sum_where("flowgate_commits_total", "outcome=run_version");
-    assert!(applied >= 500, "{applied} of {commits} commits were applied");
+    let steps = u64::try_from(10 * instances * flow.steps.len()).unwrap();
+    assert!(applied >= steps, "{applied} of {commits} commits were applied");
     assert!(refused * 100 < commits * 5, "{refused} of {commits} commits came second");
     shut_down(engines).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_runs_over_ten_instances_complete_with_few_refusals_on_postgres() {
-    hundred_over_ten(&Place::postgres()).await;
+    runs_over(10, &Place::postgres()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hundred_runs_over_ten_instances_complete_with_few_refusals_on_redis() {
-    hundred_over_ten(&Place::redis()).await;
+    runs_over(10, &Place::redis()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_instances_behind_a_pooler_are_rarely_in_each_others_way_on_postgres() {
+    runs_over(50, &Place::pgbouncer()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_instances_are_rarely_in_each_others_way_on_redis() {
+    runs_over(50, &Place::redis()).await;
 }
 
 const CHAIN: &str = "

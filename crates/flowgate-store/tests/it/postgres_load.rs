@@ -2,14 +2,16 @@
 //! way, which fails.
 
 use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use flowgate_core::event::Event;
 use flowgate_core::ids::Position;
+use flowgate_core::run::RunStatus;
 use flowgate_store::conformance::world::{World, single};
-use flowgate_store::{PostgresStore, Store};
+use flowgate_store::{PostgresStore, RunQuery, Store};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::Client;
@@ -78,7 +80,6 @@ async fn follow_naively(client: Client, schema: String, is_over: Arc<AtomicBool>
 async fn a_page_of_the_feed_costs_the_same_however_long_the_log_is() {
     const ROWS: i64 = 20_000;
     let harness = PostgresHarness::direct().await;
-    let schema = &harness.options.schema;
     let events = serde_json::to_string(&[Event::RunCompleted {}]).unwrap();
     harness
         .sql(&format!(
@@ -91,21 +92,63 @@ async fn a_page_of_the_feed_costs_the_same_however_long_the_log_is() {
     assert_eq!(page.len(), 100);
     let end = harness.store.feed_end(0).await.unwrap();
     assert_eq!((end.major, end.minor), (20, 20_000));
-    // A session tells what it has read when it ends another statement, a second later or more.
-    let fetched = format!(
+    fetched(&harness, "log", 100..=ROWS / 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_runs_costs_the_same_however_many_there_are() {
+    const ROWS: i64 = 20_000;
+    const PAGE: usize = 20;
+    let mut harness = PostgresHarness::direct().await;
+    let run_id = World::new(&mut harness).started(&single("one"), "1").await;
+    // One in ten is of another flow, and one in a hundred has not ended.
+    harness
+        .sql(&format!(
+            "INSERT INTO runs (run_id, flow, revision, status, version, started_at, updated_at, \
+             ended_at, record) SELECT gen_random_uuid(), CASE n % 10 WHEN 0 THEN 'two' ELSE flow END, \
+             revision, CASE n % 100 WHEN 1 THEN 'running' ELSE 'completed' END, version, n, n, \
+             CASE n % 100 WHEN 1 THEN NULL ELSE n END, record \
+             FROM runs, generate_series(1, {ROWS}) AS n WHERE run_id = '{run_id}'; \
+             ANALYZE runs; SELECT pg_stat_force_next_flush()"
+        ))
+        .await;
+    harness.sql("SELECT pg_stat_reset_single_table_counters('runs'::regclass)").await;
+    let flow = Some("one".into());
+    let all = RunQuery { limit: PAGE, ..RunQuery::default() };
+    let queries = [
+        all.clone(),
+        RunQuery { flow: flow.clone(), ..all.clone() },
+        RunQuery { statuses: vec![RunStatus::Running], ..all.clone() },
+        RunQuery { statuses: vec![RunStatus::Completed], flow: flow.clone(), ..all.clone() },
+        RunQuery { statuses: vec![RunStatus::Running, RunStatus::Failed], flow, ..all },
+    ];
+    let pages = i64::try_from(queries.len() * PAGE).unwrap();
+    for query in &queries {
+        let page = harness.store.list_runs(query).await.unwrap();
+        assert_eq!(page.len(), PAGE, "{query:?}");
+    }
+    fetched(&harness, "runs", pages..=ROWS / 10).await;
+}
+
+/// Waits until the server has noted that so many rows of a table were fetched, and no more.
+async fn fetched(harness: &PostgresHarness, table: &str, rows: RangeInclusive<i64>) {
+    let schema = &harness.options.schema;
+    let sql = format!(
         "SELECT (seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables \
-         WHERE schemaname = '{schema}' AND relname = 'log'"
+         WHERE schemaname = '{schema}' AND relname = '{table}'"
     );
     let began = Instant::now();
     loop {
-        let fetched: i64 = harness.client.query_one(&fetched, &[]).await.unwrap().get(0);
-        assert!(fetched < ROWS / 10, "{fetched} rows were fetched for a page and the end");
-        if fetched > 100 {
+        let row = harness.client.query_one(&sql, &[]).await.expect("asking what was fetched");
+        let fetched: i64 = row.get(0);
+        assert!(fetched <= *rows.end(), "{fetched} rows were fetched");
+        if rows.contains(&fetched) {
             return;
         }
         assert!(began.elapsed() < Duration::from_secs(30), "the server never noted it");
-        harness.store.now().await.unwrap();
-        harness.client.batch_execute("SELECT pg_sleep(0.1)").await.unwrap();
+        // A session tells what it has read when it ends another statement, a second later or more.
+        harness.store.now().await.expect("asking the store");
+        harness.client.batch_execute("SELECT pg_sleep(0.1)").await.expect("waiting");
     }
 }
 
@@ -170,7 +213,7 @@ async fn a_reader_of_the_feed_loses_nothing_where_a_sequence_loses_events() {
 }
 
 /// Jobs that have been added, leased and removed while an old snapshot keeps their remains.
-const REMAINS: usize = 60_000;
+const REMAINS: usize = 200_000;
 const ROUNDS: usize = 40;
 
 /// The median time of a claim that finds one job.
