@@ -10,6 +10,7 @@ use anyhow::Context;
 use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::Position;
 use flowgate_core::run::RunStatus;
+use flowgate_core::time::Timestamp;
 use flowgate_store::{RunQuery, Store};
 use flowgate_testbed::{FaultProxy, Stopwatch};
 use parking_lot::Mutex;
@@ -24,7 +25,7 @@ use crate::{flows, judge, server, sink};
 
 /// How long a lease lasts here: short, so that many end within one run of the harness.
 const LEASE: Duration = Duration::from_secs(2);
-/// How often, and how many times, a proxy is looked at that has not done anything yet.
+/// How often, and how many times, is looked at what shows no effect yet.
 const EFFECT_LOOK: Duration = Duration::from_millis(200);
 const EFFECT_LOOKS: u32 = 50;
 /// How long a client waits for an answer before it asks somebody else.
@@ -37,6 +38,8 @@ const SLOTS: usize = 6;
 const LANES: usize = 2;
 /// How long the runs may take to end after everything is healed.
 const HEAL_WAIT_MAX: Duration = Duration::from_mins(2);
+/// How often somebody who waits for runs to end is told how many are open.
+const OPEN_TOLD_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -321,11 +324,11 @@ impl<'a> Drive<'a> {
             }
             faults::Kind::Clock => {
                 let server = self.cluster.server.lock();
-                let before = runtime.block_on(store.now()).ok();
+                let before = runtime.block_on(now(&**store))?;
+                let watch = Stopwatch::start();
                 server.shift_clock(fault.amount).context("moving the store's clock")?;
-                let after = runtime.block_on(store.now()).ok();
-                let moved = before.zip(after).map(|(before, after)| after.0 - before.0);
-                moved.is_some_and(|moved| moved.abs_diff(fault.amount) < 1_000)
+                let after = runtime.block_on(now(&**store))?;
+                faults::is_jump(fault.amount, after.0 - before.0, watch.elapsed())
             }
         };
         let mut tallies = self.tallies.lock();
@@ -391,6 +394,18 @@ impl<'a> Drive<'a> {
     }
 }
 
+/// Reads the store's clock. Whoever asks a server that was just started again is refused until the
+/// store has found it.
+async fn now(store: &dyn Store) -> anyhow::Result<Timestamp> {
+    for _ in 0..EFFECT_LOOKS {
+        match store.now().await {
+            Err(error) if error.is_transient() => tokio::time::sleep(EFFECT_LOOK).await,
+            answer => return answer.context("reading the store's clock"),
+        }
+    }
+    store.now().await.context("reading the store's clock")
+}
+
 /// Reads a feed from its start, until it is told that nothing more comes.
 async fn follow(
     store: Arc<dyn Store>,
@@ -416,11 +431,12 @@ async fn follow(
     }
 }
 
-/// Waits until no run is open; how many still are in the end.
+/// Waits until no run is open, and tells now and then how many are; how many still are in the end.
 pub(crate) async fn wait_until_ended(store: &dyn Store, wait_max: Duration) -> anyhow::Result<u64> {
     let watch = Stopwatch::start();
     let statuses = RunStatus::OPEN.to_vec();
     let query = RunQuery { statuses, ..RunQuery::default() };
+    let mut tell_at = OPEN_TOLD_EVERY;
     loop {
         let open = match store.count_runs(&query).await {
             Ok(0) => return Ok(0),
@@ -431,6 +447,30 @@ pub(crate) async fn wait_until_ended(store: &dyn Store, wait_max: Duration) -> a
         if watch.elapsed() > wait_max {
             return open.context("the store does not answer after everything was healed");
         }
+        if watch.elapsed() > tell_at {
+            let open = open.map_or("an unknown number of".into(), |open| open.to_string());
+            let (after, max) = (tell_at.as_secs(), wait_max.as_secs());
+            report::complain(&format!("{open} runs are open after {after} of at most {max} s"));
+            tell_at += OPEN_TOLD_EVERY;
+        }
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flowgate_store::MemoryStore;
+    use flowgate_store::faulty::{Call, Fault, Faulty};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_is_asked_again_while_the_store_is_away() {
+        let faulty = Faulty::new(Arc::new(MemoryStore::new()));
+        faulty.plan(Call::Now, Fault::NotDone, EFFECT_LOOKS);
+        now(&faulty).await.unwrap();
+        faulty.plan(Call::Now, Fault::NotDone, u32::MAX);
+        let error = format!("{:#}", now(&faulty).await.unwrap_err());
+        assert!(error.contains("reading the store's clock"), "{error}");
     }
 }

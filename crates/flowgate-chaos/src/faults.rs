@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+/// How far the clock jumps at least: what is less cannot be told from a slow answer.
+const JUMP_MIN_MS: i64 = 500;
+
 /// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -118,7 +121,11 @@ pub(crate) fn plan(
                 Kind::Swallow => random.i64(1..4),
                 Kind::Clock => {
                     let span = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
-                    random.i64(-span..span * 2)
+                    if random.bool() {
+                        random.i64(JUMP_MIN_MS..span * 2)
+                    } else {
+                        -random.i64(JUMP_MIN_MS..span)
+                    }
                 }
                 Kind::Kill | Kind::Stop | Kind::Restart | Kind::Cut | Kind::HalfOpen => 0,
             };
@@ -126,6 +133,13 @@ pub(crate) fn plan(
             Fault { kind, instance: random.usize(0..instances), lasts, then, amount }
         })
         .collect()
+}
+
+/// Whether a clock that went on by `moved_ms` while `elapsed` passed has jumped by `amount_ms`.
+pub(crate) fn is_jump(amount_ms: i64, moved_ms: i64, elapsed: Duration) -> bool {
+    let elapsed_ms = i64::try_from(elapsed.as_millis()).unwrap_or(i64::MAX);
+    let jumped_ms = moved_ms.saturating_sub(elapsed_ms);
+    jumped_ms.abs_diff(amount_ms) < JUMP_MIN_MS.unsigned_abs()
 }
 
 /// How often a kind was injected, and how often it was seen to do something.
@@ -154,5 +168,20 @@ mod tests {
         }
         let without = plan(&mut fastrand::Rng::with_seed(7), 30, 5, lease, false);
         assert!(without.iter().all(|fault| !fault.kind.needs_proxy()));
+    }
+
+    #[test]
+    fn every_planned_jump_of_the_clock_is_told_from_none_however_long_it_takes() {
+        let plan = plan(&mut fastrand::Rng::with_seed(7), 500, 5, Duration::from_secs(2), true);
+        let jumps: Vec<i64> =
+            plan.iter().filter(|f| f.kind == Kind::Clock).map(|f| f.amount).collect();
+        assert!(jumps.iter().any(|jump| *jump > 0) && jumps.iter().any(|jump| *jump < 0));
+        for jump in jumps {
+            for elapsed_ms in [1_i64, 3_000] {
+                let elapsed = Duration::from_millis(elapsed_ms.unsigned_abs());
+                assert!(is_jump(jump, jump + elapsed_ms, elapsed), "{jump}");
+                assert!(!is_jump(jump, elapsed_ms, elapsed), "{jump}");
+            }
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::sink::SinkClient;
 
 /// The name of the handler of every step.
 const WORKER: &str = "chaos";
-/// Of a hundred steps, those that take a good part of a lease.
+/// Of a hundred attempts that succeed, those that take a good part of a lease.
 const LONG_PERCENT: u8 = 12;
 /// Attempts of a step that may fail: more than chance can use up.
 const ATTEMPTS: u32 = 50;
@@ -81,7 +81,9 @@ pub(crate) fn workers(sink: &Arc<SinkClient>, lease: Duration) -> Workers {
     workers.register(WORKER, move |_: Value, ctx: StepContext| {
         let sink = Arc::clone(&sink);
         async move {
-            let long = fastrand::u8(0..100) < LONG_PERCENT;
+            // What fails takes its time, so that it often fails when its lease is gone.
+            let fails = fails(&ctx);
+            let long = fails || fastrand::u8(0..100) < LONG_PERCENT;
             let pause = if long {
                 lease.mul_f64(0.3 + fastrand::f64() * 0.6)
             } else {
@@ -89,7 +91,7 @@ pub(crate) fn workers(sink: &Arc<SinkClient>, lease: Duration) -> Workers {
             };
             tokio::time::sleep(pause).await;
             sink.record(&ctx.key(), ctx.attempt()).await?;
-            if fails(&ctx) {
+            if fails {
                 return Err(HandlerError::retryable("planned failure"));
             }
             if ctx.step() == "one" {

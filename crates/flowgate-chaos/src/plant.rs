@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use flowgate_core::commit::{Claimed, Commit, Guard, JobChange};
 use flowgate_core::event::{Event, StoredEvent};
 use flowgate_core::ids::{InstanceId, Position, Revision, RunId};
+use flowgate_core::run::Run;
 use flowgate_core::time::Timestamp;
 use flowgate_store::{
     Beat, Claimant, CommitOutcome, Imported, InstanceRow, LeaseRef, LogLine, NewLogLine,
@@ -37,7 +38,7 @@ pub(crate) enum Bug {
     SilenceMeansYes,
     /// A claim hands out again what was handed out before.
     ClaimTwice,
-    /// A read after a refusal returns what was known before.
+    /// What is decided again after a refusal is decided on what was known before.
     StaleRead,
     /// The attempt is counted when it ends, not when it begins.
     AttemptNotCounted,
@@ -53,7 +54,8 @@ pub(crate) struct Planted {
     inner: Arc<dyn Store>,
     bug: Option<Bug>,
     doom: Arc<Doom>,
-    known: Mutex<HashMap<RunId, RunDetail>>,
+    /// Runs as they were when a job of theirs was last claimed.
+    known: Mutex<HashMap<RunId, Arc<Run>>>,
     claimed: Mutex<Vec<Claimed>>,
 }
 
@@ -112,6 +114,11 @@ impl Planted {
             | Bug::AttemptNotCounted => {}
         }
     }
+
+    fn know(&self, claimed: &[Claimed]) {
+        let runs = claimed.iter().map(|claimed| (claimed.job.job_id.run_id, claimed.run.clone()));
+        self.known.lock().extend(runs);
+    }
 }
 
 #[async_trait]
@@ -158,6 +165,7 @@ impl Store for Planted {
             }
             CommitOutcome::Applied { mut handed_off } => {
                 handed_off.retain(|claimed| claimed.job.job_id.run_id == asked.run_id);
+                self.know(&handed_off);
                 CommitOutcome::Applied { handed_off }
             }
             CommitOutcome::Refused(refusal) => CommitOutcome::Refused(refusal),
@@ -168,6 +176,7 @@ impl Store for Planted {
     async fn claim(&self, claimant: &Claimant) -> Result<Vec<Claimed>, StoreError> {
         let mut claimed = self.inner.claim(claimant).await?;
         let Some(bug) = self.bug else { return Ok(claimed) };
+        self.know(&claimed);
         match bug {
             Bug::ClaimTwice => {
                 let mut before = self.claimed.lock();
@@ -213,12 +222,13 @@ impl Store for Planted {
     }
 
     async fn read_run(&self, run_id: RunId) -> Result<Option<RunDetail>, StoreError> {
-        let found = self.inner.read_run(run_id).await?;
+        let mut found = self.inner.read_run(run_id).await?;
         if self.bug == Some(Bug::StaleRead)
-            && let Some(found) = &found
+            && let Some(found) = &mut found
+            && let Some(known) = self.known.lock().get(&run_id)
         {
-            let mut known = self.known.lock();
-            return Ok(Some(known.entry(run_id).or_insert_with(|| found.clone()).clone()));
+            let version = found.row.run.version;
+            found.row.run = Arc::new(Run { version, ..Run::clone(known) });
         }
         Ok(found)
     }
