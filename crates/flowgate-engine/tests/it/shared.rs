@@ -248,16 +248,11 @@ fn diamond_workers() -> Workers {
     workers
 }
 
-/// Ten runs at once for each instance: all complete, and few commits come second.
-async fn runs_over(instances: usize, place: &Place) {
-    let flow = Flow::parse(DIAMOND).unwrap();
-    let counts = Counts::default();
-    metrics::set_global_recorder(counts.clone()).expect("each test has a process of its own");
-    let engines = place.engines(instances, diamond_workers).await;
-    engines[0].register(&flow, None).await.unwrap();
+/// Starts so many runs at once, at each engine in turn: all complete, and their logs are right.
+async fn all_complete(place: &Place, engines: &[Engine], flow: &Flow, count: usize) {
     let mut runs = JoinSet::new();
-    for number in 0..10 * instances {
-        let (engine, flow) = (engines[number % instances].clone(), flow.clone());
+    for number in 0..count {
+        let (engine, flow) = (engines[number % engines.len()].clone(), flow.clone());
         runs.spawn(async move {
             engine.run_to_end(&flow, StartRequest::new(payload(number))).await.unwrap()
         });
@@ -265,8 +260,18 @@ async fn runs_over(instances: usize, place: &Place) {
     let store = place.open().await;
     for run in runs.join_all().await {
         assert_eq!(run.status.as_str(), "completed");
-        checked_log(&*store, &flow, run.run_id).await;
+        checked_log(&*store, flow, run.run_id).await;
     }
+}
+
+/// Ten runs at once for each instance: all complete, and few commits come second.
+async fn runs_over(instances: usize, place: &Place) {
+    let flow = Flow::parse(DIAMOND).unwrap();
+    let counts = Counts::default();
+    metrics::set_global_recorder(counts.clone()).expect("each test has a process of its own");
+    let engines = place.engines(instances, diamond_workers).await;
+    engines[0].register(&flow, None).await.unwrap();
+    all_complete(place, &engines, &flow, 10 * instances).await;
     let commits = counts.sum("flowgate_commits_total");
     let applied = counts.sum_where("flowgate_commits_total", "outcome=applied");
     let refused = counts.sum_where("flowgate_commits_total", "outcome=run_version");
@@ -346,4 +351,38 @@ async fn three_instances_add_less_than_20_ms_to_a_step_on_postgres() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_instances_add_less_than_20_ms_to_a_step_on_redis() {
     overhead(Place::redis).await;
+}
+
+/// A step of each run waits until all runs are there, so none ends unless all are executed at once.
+async fn all_at_once(place: &Place) {
+    const RUNS: usize = 100;
+    let flow = Flow::parse(CHAIN).unwrap();
+    let barrier = Arc::new(Barrier::new(RUNS));
+    let workers = || {
+        let mut workers = Workers::new();
+        let barrier = Arc::clone(&barrier);
+        workers.register("pass", move |_: Value, step: StepContext| {
+            let barrier = Arc::clone(&barrier);
+            async move {
+                barrier.wait().await;
+                step.emit(&format!("{}.done", step.step()), &1)?;
+                Ok::<_, HandlerError>(())
+            }
+        });
+        workers
+    };
+    let engines = place.engines(2, workers).await;
+    engines[0].register(&flow, None).await.unwrap();
+    all_complete(place, &engines, &flow, RUNS).await;
+    shut_down(engines).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn throughput_grows_with_runs_since_a_hundred_are_executed_at_once_on_postgres() {
+    all_at_once(&Place::postgres()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn throughput_grows_with_runs_since_a_hundred_are_executed_at_once_on_redis() {
+    all_at_once(&Place::redis()).await;
 }
