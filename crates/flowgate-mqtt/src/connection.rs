@@ -98,14 +98,14 @@ impl Connection {
         let name = Arc::clone(&self.desk.subscription.name);
         let of = |name: &Arc<str>| ("subscription", Arc::clone(name));
         let standing = Standing {
-            is_connected: AtomicBool::new(false),
+            is_let_in: AtomicBool::new(false),
             connected: metrics::gauge!("flowgate_mqtt_connected", &[of(&name)]),
             lost: metrics::counter!("flowgate_mqtt_connections_lost_total", &[of(&name)]),
         };
         let mut backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         while !self.stop.is_cancelled() {
             let held = self.hold(&standing, &mut backoff).await;
-            standing.set(false);
+            standing.is_over();
             if let Some(lost) = held {
                 standing.lost.increment(1);
                 tracing::warn!(subscription = %name, %lost, "no connection to the broker");
@@ -132,7 +132,7 @@ impl Connection {
             lost = reading => lost,
             () = async {
                 self.settle(&mut deliveries, &client).await;
-                if standing.is_connected.load(Ordering::Relaxed) {
+                if standing.is_let_in.load(Ordering::Relaxed) {
                     self.farewell(&client).await;
                 }
             } => None,
@@ -157,13 +157,14 @@ impl Connection {
                 let delivery = Delivery { wish, ack: client.prepare_ack(publish) };
                 queue.send(delivery).await.expect("the queue lasts as long as the reader");
             } else if let Packet::ConnAck(ack) = &packet {
+                standing.is_let_in.store(true, Ordering::Relaxed);
                 self.subscribe(client, ack).await;
             } else if let Packet::SubAck(SubAck { return_codes, .. }) = &packet {
                 let granted = SubscribeReasonCode::Success(QoS::AtLeastOnce);
                 if let Some(code) = return_codes.iter().find(|code| **code != granted) {
                     return Lost::Refused(*code);
                 }
-                standing.set(true);
+                standing.connected.set(1.0);
                 backoff.reset();
             }
         }
@@ -238,17 +239,20 @@ impl Connection {
     }
 }
 
-/// What is measured of a connection.
+/// How a connection stands, and what is measured of it.
 struct Standing {
-    is_connected: AtomicBool,
+    /// The broker has answered, so it may have sent messages: a session that goes on has some
+    /// before the subscription is answered.
+    is_let_in: AtomicBool,
+    /// Whether the subscription is granted.
     connected: Gauge,
     lost: Counter,
 }
 
 impl Standing {
-    fn set(&self, is_connected: bool) {
-        self.is_connected.store(is_connected, Ordering::Relaxed);
-        self.connected.set(f64::from(u8::from(is_connected)));
+    fn is_over(&self) {
+        self.is_let_in.store(false, Ordering::Relaxed);
+        self.connected.set(0.0);
     }
 }
 

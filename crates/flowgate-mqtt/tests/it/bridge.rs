@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use flowgate_core::limits::PAYLOAD_BYTES_MAX;
 use flowgate_core::run::RunStatus;
@@ -135,6 +137,58 @@ async fn a_message_is_acknowledged_when_its_run_is_stored_and_not_before() {
     world.has_runs(2).await;
     bridge.stop().await;
     world.has_all_acknowledged().await;
+}
+
+/// A broker that goes on with a session, sends a message of it, and answers no subscription before
+/// that message is acknowledged. Whether it was.
+fn slow_to_answer(listener: &TcpListener) -> bool {
+    let (mut client, _) = listener.accept().unwrap();
+    assert_eq!(packet(&mut client).unwrap().0 >> 4, 1, "CONNECT comes first");
+    client.write_all(&[0x20, 3, 1, 0, 0]).unwrap();
+    let mut publish = vec![0x32, 0, 0, u8::try_from(TOPIC.len()).unwrap()];
+    publish.extend(TOPIC.as_bytes().iter().chain(&[0, 7, 0]).chain(br#"{"n":1}"#));
+    publish[1] = u8::try_from(publish.len() - 2).unwrap();
+    client.write_all(&publish).unwrap();
+    let (mut is_acknowledged, mut unanswered) = (false, Vec::new());
+    while let Some((kind, body)) = packet(&mut client) {
+        match kind >> 4 {
+            4 => is_acknowledged = body[..2] == [0, 7],
+            8 => unanswered.push([body[0], body[1]]),
+            _ => {}
+        }
+        if is_acknowledged {
+            for [high, low] in unanswered.drain(..) {
+                client.write_all(&[0x90, 4, high, low, 0, 1]).unwrap();
+            }
+        }
+    }
+    is_acknowledged
+}
+
+/// The next packet, the first byte and what is after the length; none if there is no other.
+fn packet(client: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
+    let mut head = [0; 2];
+    client.read_exact(&mut head).ok()?;
+    assert!(head[1] < 0x80, "a packet of this test is short");
+    let mut body = vec![0; head[1].into()];
+    client.read_exact(&mut body).ok()?;
+    Some((head[0], body))
+}
+
+#[tokio::test]
+async fn what_comes_before_the_subscription_is_answered_is_acknowledged_at_a_stop() {
+    let world = World::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let broker = format!("mqtt://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let settings = Settings { broker, ..world.settings.clone() };
+    let answering = tokio::task::spawn_blocking(move || slow_to_answer(&listener));
+    // The run is there, and the bridge learns of it when it has been told to stop.
+    let late = Fault::ReplyLate(Duration::from_millis(200));
+    world.faults.plan(Call::Commit, late, u32::MAX);
+    let bridge = Bridge::start(&world.engine, &settings).unwrap();
+    world.has_runs(1).await;
+    bridge.stop().await;
+    assert!(answering.await.unwrap(), "the broker would send it again");
 }
 
 #[tokio::test]
@@ -292,8 +346,8 @@ async fn a_payload_that_no_packet_can_hold_ends_with_its_publisher() {
     let world = World::new().await;
     let bridge = world.bridge().await;
     // MQTT writes the length of a packet in four bytes of seven bits: 300 MB do not fit.
-    let mut stranger = std::net::TcpStream::connect(world.broker.address()).unwrap();
-    stranger.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+    let mut stranger = TcpStream::connect(world.broker.address()).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let connect = [0x10, 15, 0, 4, b'M', b'Q', b'T', b'T', 5, 2, 0, 60, 0, 0, 2, b'b', b'y'];
     stranger.write_all(&connect).unwrap();
     let mut answer = [0; 64];
