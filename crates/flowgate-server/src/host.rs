@@ -133,6 +133,7 @@ impl Host {
         detail: &RunDetail,
         now: Timestamp,
     ) -> Result<Executor, ApiError> {
+        let engine = self.0.process.engine().ok();
         if store.is_shared() {
             // An instance that is silent may still work: only the end of its lease says that it
             // does not.
@@ -140,9 +141,12 @@ impl Host {
             let is_held = leases.any(|lease| lease.expires_at > now);
             let instances = store.list_instances().await?;
             let is_heard = instances.iter().any(|row| !lookup::is_silent(row, now));
-            return Ok(if is_held || is_heard { Executor::Unknown } else { Executor::Nobody });
+            // This process need not be heard of to be known.
+            let is_here = engine.is_some_and(|engine| !engine.config().is_client());
+            let is_known = is_held || is_heard || is_here;
+            return Ok(if is_known { Executor::Unknown } else { Executor::Nobody });
         }
-        if let Ok(engine) = self.0.process.engine() {
+        if let Some(engine) = engine {
             let config = engine.config();
             let owner = || Executor::Known(config.instance.to_string());
             return Ok(if config.is_client() { Executor::Nobody } else { owner() });

@@ -1,9 +1,15 @@
 //! `/queues`.
 
+use std::sync::Arc;
+
 use axum::http::{Method, StatusCode};
 use flowgate_core::flow::Flow;
 use flowgate_core::gate::{Gate, GateState};
+use flowgate_engine::{EngineConfig, instance_id};
+use flowgate_server::HostOptions;
+use flowgate_store::MemoryStore;
 use flowgate_store::control::GateOutcome;
+use flowgate_store::faulty::{Call, Fault, Faulty};
 use serde_json::{Value, json};
 
 use crate::world::World;
@@ -40,6 +46,19 @@ async fn a_run_in_a_paused_queue_says_so_and_how_to_go_on() {
     let reason = &why["reasons"][0];
     assert_eq!((&reason["cause"], &reason["queue"]), (&json!("paused"), &json!("slow")), "{why}");
     assert_eq!(reason["help"], "flowgate queues resume slow");
+}
+
+#[tokio::test]
+async fn an_instance_that_was_not_heard_of_yet_does_not_say_that_nobody_works() {
+    let faulty = Arc::new(Faulty::new(Arc::new(MemoryStore::new())));
+    faulty.plan(Call::Beat, Fault::NotDone, u32::MAX);
+    let config = EngineConfig::new(instance_id());
+    let world = World::on(faulty, config, HostOptions::default(), &[SLOW]).await;
+    assert_eq!(world.engine.store().list_instances().await.expect("the store is there"), []);
+    let run_id = world.start("slow").await;
+    let (_, why) = world.get(&format!("/runs/{run_id}/why")).await;
+    let causes: Vec<_> = why["reasons"].as_array().into_iter().flatten().collect();
+    assert!(!causes.is_empty() && causes.iter().all(|it| it["cause"] != "unowned"), "{why}");
 }
 
 #[tokio::test]
