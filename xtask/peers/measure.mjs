@@ -18,7 +18,7 @@ export const STEPS = 5;
 export const IN_FLIGHT = 200;
 
 /** Rounds of turns over all settings. */
-const ROUNDS = 3;
+const ROUNDS = 5;
 
 const FULL = { chains: 2000, singles: 4000, idle: 100 };
 const QUICK = { chains: 600, singles: 1000, idle: 30 };

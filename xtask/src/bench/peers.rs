@@ -118,7 +118,11 @@ fn measure_one(folder: &Path, peer: Peer, turns: &Turns<'_>) -> anyhow::Result<V
     for line in lines {
         let line = line.context("reading what a peer prints")?;
         if let Ok(Turn { setting, turn }) = serde_json::from_str(&line) {
+            // Each of us is measured while both servers have nothing else to do.
+            turns.rest(&server)?;
             ratios.entry(setting).or_default().push(turns.ours()? / turn);
+            turns.rest(&turns.server)?;
+            turns.rest(&server)?;
             writeln!(answers).context("telling a peer that it is its turn")?;
             continue;
         }
@@ -156,16 +160,26 @@ impl Turns<'_> {
         struct Figure {
             steps_per_s: f64,
         }
+        let output = self.flowgate("turn", &self.server)?;
+        let figure: Figure = serde_json::from_slice(&output).context("reading our own figure")?;
+        Ok(figure.steps_per_s)
+    }
+
+    /// Returns when a server has no work of its own.
+    fn rest(&self, server: &Running) -> anyhow::Result<()> {
+        self.flowgate("rest", server).map(drop)
+    }
+
+    /// What flowgate prints of a part of its bench on a server.
+    fn flowgate(&self, part: &str, server: &Running) -> anyhow::Result<Vec<u8>> {
         let mut flowgate = Command::new(self.binary);
-        flowgate.args([super::VERB, "--turn", "--on", self.store]).envs(self.server.variables());
+        flowgate.args([super::VERB, "--part", part, "--on", self.store]).envs(server.variables());
         if self.quick {
             flowgate.arg("--quick");
         }
         let output = flowgate.stderr(Stdio::inherit()).output().context("starting flowgate")?;
-        ensure!(output.status.success(), "flowgate could not be measured");
-        let figure: Figure =
-            serde_json::from_slice(&output.stdout).context("reading our own figure")?;
-        Ok(figure.steps_per_s)
+        ensure!(output.status.success(), "flowgate bench --part {part} failed");
+        Ok(output.stdout)
     }
 }
 

@@ -74,9 +74,9 @@ pub(crate) struct Args {
     /// Measure a file that is there already, in this process, and print one figure (internal).
     #[arg(long, hide = true, value_name = "FILE")]
     child: Option<PathBuf>,
-    /// Measure one chain on the one store that is named, and print one figure (internal).
+    /// Do no more than this on the one shared store that is named (internal).
     #[arg(long, hide = true)]
-    turn: bool,
+    part: Option<Part>,
     /// Start runs of the flow in this file, with the settings of a worker (internal).
     #[arg(long, hide = true, value_name = "FILE")]
     starts: Option<PathBuf>,
@@ -89,6 +89,15 @@ pub(crate) struct Args {
     /// Serve a handler that does nothing at this address, to compare with (internal).
     #[arg(long, hide = true, value_name = "ADDR")]
     bare: Option<std::net::SocketAddr>,
+}
+
+/// What is done between the turns of others.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Part {
+    /// Measure one chain, and print one figure.
+    Turn,
+    /// Wait until the server has no work of its own.
+    Rest,
 }
 
 /// One figure.
@@ -139,8 +148,15 @@ pub(crate) async fn run(app: App, args: Args) -> Outcome {
         output.json_line(&figure)?;
         return Ok(Exit::Done);
     }
-    if args.turn {
-        output.json_line(&args.turn().await.map_err(failed)?)?;
+    if let Some(part) = args.part {
+        let (kind, url) = args.one_shared().map_err(failed)?;
+        match part {
+            Part::Turn => {
+                let figure = shared::turn(kind, url, &args.scale()).await.map_err(failed)?;
+                output.json_line(&figure)?;
+            }
+            Part::Rest => shared::rest(kind, url, &args.scale()).await.map_err(failed)?,
+        }
         return Ok(Exit::Done);
     }
     if let Some(file) = &args.starts {
@@ -189,10 +205,11 @@ impl Args {
         Ok(report)
     }
 
-    async fn turn(&self) -> anyhow::Result<Figure> {
-        let shared = self.shared()?;
-        let [(kind, url)] = shared[..] else { bail!("--turn needs one shared store") };
-        shared::turn(kind, url, &self.scale()).await
+    fn one_shared(&self) -> anyhow::Result<(Kind, &str)> {
+        match self.shared()?[..] {
+            [one] => Ok(one),
+            _ => bail!("name one shared store"),
+        }
     }
 
     /// Whether an embedded store is to be measured: all are, unless something is named.
@@ -256,7 +273,7 @@ impl Args {
         let rig = Rig::on_file(&folder.path().join("idle.db")).await?;
         report.results.push(rig.idle_chain(scale.idle_runs, None).await?);
         // What measures the gate leaves many open runs, and so comes last.
-        let rolled = rolling::measure(&rig, scale.rolling_rounds).await;
+        let rolled = rolling::measure(&rig, scale.rolling_rounds, async || Ok(())).await;
         let gated = gate::measure(&*rig.store).await?;
         rig.engine.shutdown().await;
         drop(rig);
@@ -296,7 +313,7 @@ impl Scale {
         child_runs: 30_000,
         idle: Duration::from_secs(30),
         redis_runs: 10_000,
-        postgres_runs: 6_000,
+        postgres_runs: 10_000,
         shared_rounds: 7,
         rolling_rounds: 15,
     };

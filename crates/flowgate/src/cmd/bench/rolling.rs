@@ -32,8 +32,13 @@ const ENDED_MAX: Duration = Duration::from_mins(1);
 const WINDOW: Duration = Duration::from_millis(500);
 
 /// Counts the runs that end while one rolling deployment follows the other and while there is none,
-/// in turn, so that both meet the same machine. An instance that executes nothing drives them.
-pub(crate) async fn measure(rig: &Rig, rounds: usize) -> anyhow::Result<Ratio> {
+/// in turn, so that both meet the same machine; each round begins when the server is `at_rest`. An
+/// instance that executes nothing drives them.
+pub(crate) async fn measure(
+    rig: &Rig,
+    rounds: usize,
+    at_rest: impl AsyncFn() -> anyhow::Result<()>,
+) -> anyhow::Result<Ratio> {
     // Whoever serves no queue is a client, and leads nothing.
     let queues = Queues::Only(vec!["no-step-has-this".into()]);
     let schedules = Some(SchedulerConfig::with_lease(LEASE));
@@ -41,18 +46,24 @@ pub(crate) async fn measure(rig: &Rig, rounds: usize) -> anyhow::Result<Ratio> {
     let driver = Engine::start(Arc::clone(&rig.store), Workers::new(), config)?;
     rig.engine.register(&CHAIN.flow(), None).await?;
     let load = Load::start(&rig.engine);
-    let measured = in_turn(&load, &driver, rounds).await;
+    let measured = in_turn(&load, &driver, rounds, at_rest).await;
     load.stop().await?;
     driver.shutdown().await;
     let name = format!("{} chain beside rolling deployments", rig.store.kind());
     Ok(Ratio::at_least(name, middle(measured?), DEPLOYING_MIN))
 }
 
-async fn in_turn(load: &Load, driver: &Engine, rounds: usize) -> anyhow::Result<Vec<f64>> {
+async fn in_turn(
+    load: &Load,
+    driver: &Engine,
+    rounds: usize,
+    at_rest: impl AsyncFn() -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<f64>> {
     // The first has the driver take its lease.
     deploy(driver).await?;
     let mut ratios = Vec::new();
     for _ in 0..rounds {
+        at_rest().await?;
         let mut speeds = [0.0; 2];
         // In this order a machine that grows slower, or faster, does so for both.
         for is_deploying in [false, true, true, false] {

@@ -103,6 +103,14 @@ pub(crate) async fn turn(kind: Kind, url: &str, scale: &Scale) -> anyhow::Result
     measured
 }
 
+/// Waits until the server has no work of its own.
+pub(crate) async fn rest(kind: Kind, url: &str, scale: &Scale) -> anyhow::Result<()> {
+    let bench = Bench::open(kind, url, scale).await?;
+    let rested = bench.bare.at_rest().await;
+    bench.remove().await?;
+    rested.map(drop)
+}
+
 /// Who is at work, and how much each of them has to do.
 #[derive(Clone, Copy, Debug)]
 struct Load {
@@ -184,7 +192,8 @@ impl<'a> Bench<'a> {
         // A listing is slow while the server knows nothing of its tables.
         self.bare.settle(&self.data_set).await?;
         // What measures the gate leaves many open runs, and so comes last.
-        let rolled = rolling::measure(&rigs[0], self.scale.rolling_rounds).await;
+        let at_rest = async || self.bare.at_rest().await.map(drop);
+        let rolled = rolling::measure(&rigs[0], self.scale.rolling_rounds, at_rest).await;
         let gated = gate::measure(&*rigs[0].store).await;
         rigs[0].engine.shutdown().await;
         report.ratios.extend([gated?, rolled.context("measuring deployments")?]);
@@ -352,6 +361,9 @@ impl Bare {
 
     /// Waits until the server has no work of its own, and says how much it had so far.
     async fn at_rest(&self) -> anyhow::Result<Upkeep> {
+        if let Self::Postgres(postgres) = self {
+            postgres.checkpoint().await?;
+        }
         loop {
             let upkeep = self.upkeep().await?;
             if !upkeep.is_under_way {
@@ -364,8 +376,7 @@ impl Bare {
     async fn upkeep(&self) -> anyhow::Result<Upkeep> {
         match self {
             Self::Redis(redis) => redis.upkeep().await,
-            // It spreads its own over minutes, so that every measurement has its part.
-            Self::Postgres(_) => Ok(Upkeep::default()),
+            Self::Postgres(postgres) => postgres.upkeep().await,
         }
     }
 

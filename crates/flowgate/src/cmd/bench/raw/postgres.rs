@@ -6,10 +6,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls, Statement};
 use uuid::Uuid;
 
-use super::{Left, OUTPUT, RECORD, STEPS, Worked};
+use super::{Left, OUTPUT, RECORD, STEPS, Upkeep, Worked};
 
 /// Steps in two transactions.
 const BATCH: usize = 100;
@@ -77,6 +78,28 @@ impl BarePostgres {
             all.add(worked??);
         }
         Ok(all)
+    }
+
+    /// Has the server bring to its files now what it would bring there sooner or later, and so not
+    /// within the next 500 MB of its log. Whoever may not ask for that measures without.
+    pub(crate) async fn checkpoint(&self) -> anyhow::Result<()> {
+        let (client, _driver) = self.connect().await?;
+        match client.batch_execute("CHECKPOINT").await {
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(()),
+            done => done.context("asking PostgreSQL for a checkpoint"),
+        }
+    }
+
+    /// How often the server cleaned up its tables by itself.
+    pub(crate) async fn upkeep(&self) -> anyhow::Result<Upkeep> {
+        let (client, _driver) = self.connect().await?;
+        let asked = "SELECT
+                 (SELECT coalesce(sum(autovacuum_count + autoanalyze_count), 0)::bigint
+                  FROM pg_stat_all_tables),
+                 EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'autovacuum worker')";
+        let row = client.query_one(asked, &[]).await.context("asking PostgreSQL for its upkeep")?;
+        let times: i64 = row.get(0);
+        Ok(Upkeep { times: times.unsigned_abs(), is_under_way: row.get(1) })
     }
 
     /// Does what the server does by itself within a minute, on the tables of a store that grow.
