@@ -101,11 +101,47 @@ pub(crate) fn decode_events(stored: &str) -> serde_json::Result<Vec<Event>> {
     serde_json::from_str(&EVENTS.read(stored))
 }
 
+/// A phrase, the byte that stands for it, and what tells most other texts from it at one glance.
+#[derive(Debug)]
+struct Phrase {
+    text: &'static str,
+    code: u8,
+    head: u128,
+    /// Which bits of a head count: a phrase may be shorter than that.
+    mask: u128,
+}
+
+impl Phrase {
+    fn new(text: &'static str, code: u8) -> Self {
+        let unused = HEAD_BYTES.saturating_sub(text.len());
+        Self { text, code, head: head(text.as_bytes()), mask: u128::MAX >> (8 * unused) }
+    }
+
+    /// Whether `text`, which has this head, begins with the phrase.
+    fn begins(&self, text: &[u8], head: u128) -> bool {
+        head & self.mask == self.head
+            && (self.text.len() <= HEAD_BYTES || text.starts_with(self.text.as_bytes()))
+    }
+}
+
+/// So many bytes of a text are compared at once.
+const HEAD_BYTES: usize = size_of::<u128>();
+
+/// The first bytes of a text, and none beyond its end.
+fn head(text: &[u8]) -> u128 {
+    let mut bytes = [0; HEAD_BYTES];
+    match text.first_chunk() {
+        Some(first) => bytes = *first,
+        None => bytes[..text.len()].copy_from_slice(text),
+    }
+    u128::from_le_bytes(bytes)
+}
+
 /// The phrases of one kind of text.
 #[derive(Debug)]
 pub(crate) struct Shorthand {
-    /// By their first byte, the longer ones first, with the bytes that stand for them.
-    by_first: [Vec<(&'static str, u8)>; 128],
+    /// By their first byte, the longer ones first.
+    by_first: [Vec<Phrase>; 128],
     /// By the byte that stands for them; empty where none does.
     by_code: [&'static str; 32],
 }
@@ -115,11 +151,11 @@ impl Shorthand {
         let mut by_first = [const { Vec::new() }; 128];
         let mut by_code = [""; 32];
         for (phrase, code) in phrases.iter().zip(CODES) {
-            by_first[usize::from(phrase.as_bytes()[0])].push((*phrase, code));
+            by_first[usize::from(phrase.as_bytes()[0])].push(Phrase::new(phrase, code));
             by_code[usize::from(code)] = phrase;
         }
         for phrases in &mut by_first {
-            phrases.sort_by_key(|(phrase, _)| std::cmp::Reverse(phrase.len()));
+            phrases.sort_by_key(|phrase| std::cmp::Reverse(phrase.text.len()));
         }
         Self { by_first, by_code }
     }
@@ -141,14 +177,18 @@ impl Shorthand {
         let (mut written, mut at) = (0, 0);
         while at < bytes.len() {
             let phrases = self.by_first.get(usize::from(bytes[at])).map_or(&[][..], Vec::as_slice);
-            let is_here = |(phrase, _): &&(&str, u8)| bytes[at..].starts_with(phrase.as_bytes());
-            let Some((phrase, code)) = phrases.iter().find(is_here) else {
+            if phrases.is_empty() {
+                at += 1;
+                continue;
+            }
+            let (rest, head) = (&bytes[at..], head(&bytes[at..]));
+            let Some(phrase) = phrases.iter().find(|phrase| phrase.begins(rest, head)) else {
                 at += 1;
                 continue;
             };
             to.push_str(&text[written..at]);
-            to.push(char::from(*code));
-            at += phrase.len();
+            to.push(char::from(phrase.code));
+            at += phrase.text.len();
             written = at;
         }
         to.push_str(&text[written..]);
