@@ -30,6 +30,8 @@ const EFFECT_LOOK: Duration = Duration::from_millis(200);
 const EFFECT_LOOKS: u32 = 50;
 /// How long a client waits for an answer before it asks somebody else.
 const CLIENT_WAIT_MAX: Duration = Duration::from_secs(8);
+/// How long a client asks all of them in turn.
+const CLIENT_ASKS_MAX: Duration = Duration::from_mins(1);
 /// Clients that start runs side by side.
 const CLIENTS: usize = 8;
 /// Attempts that an instance executes at a time: few, so that the steps of a run spread out.
@@ -247,9 +249,10 @@ impl<'a> Drive<'a> {
         let names: Vec<&str> = flows::all().into_keys().collect();
         let flow = names[number % names.len()].to_owned();
         let key = format!("start-{number}");
+        let watch = Stopwatch::start();
         for tries in 0.. {
             self.ledger.lock().ask(&key, &flow);
-            let place = (number + tries * 3 + usize::from(fastrand::bool())) % self.cluster.len();
+            let place = (number + tries) % self.cluster.len();
             let ask = Ask::Start { flow: flow.clone(), key: key.clone() };
             match self.cluster.instance(place).ask(ask, CLIENT_WAIT_MAX) {
                 Some(Answer::Stored { run_id }) => {
@@ -267,7 +270,7 @@ impl<'a> Drive<'a> {
                     self.ledger.lock().note_unknown(&key);
                 }
             }
-            if tries > 100 {
+            if watch.elapsed() > CLIENT_ASKS_MAX {
                 return;
             }
             std::thread::sleep(Duration::from_millis(50));

@@ -17,7 +17,8 @@
 //! - A renewal, of leases or of a term, is always tried. They end by time, so it may not wait for
 //!   somebody else's probe, and instances send few of them.
 //! - Any answer closes it, also a refusal and an error that trying again does not mend.
-//! - A call that its caller gave up on after [`SILENCE_MIN`] counts as not answered.
+//! - A call that its caller gave up on after [`SILENCE_MIN`] counts as not answered. A probe that is
+//!   given up sooner says nothing of the store, so the next one follows after the shortest pause.
 
 use std::fmt;
 use std::future::Future;
@@ -102,8 +103,12 @@ impl Open {
 
     /// Puts the next try off by a pause, and the one after it by a longer one.
     fn put_off(&mut self, now: Instant) {
-        self.try_at = now + self.pause.mul_f64(0.5 + 0.5 * fastrand::f64());
+        self.try_after(now, self.pause);
         self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
+    fn try_after(&mut self, now: Instant, pause: Duration) {
+        self.try_at = now + pause.mul_f64(0.5 + 0.5 * fastrand::f64());
         self.probed_until = None;
     }
 }
@@ -270,6 +275,14 @@ impl Breaker {
         tracing::debug!(store = self.inner.kind(), reason = %open.reason, "the breaker opens");
     }
 
+    /// The caller of a probe has gone before the store could answer.
+    fn abandoned(&self) {
+        if let Some(open) = self.open.lock().as_mut() {
+            open.try_after(monotonic(), PAUSE_MIN);
+            self.tell_open(open);
+        }
+    }
+
     fn tell_open(&self, open: &Open) {
         let (since, reason) = (open.since, Arc::clone(&open.reason));
         self.state.send_replace(BreakerState::Open { since, reason });
@@ -310,8 +323,10 @@ impl Drop for Call<'_> {
             return;
         }
         let is_long = monotonic().saturating_duration_since(self.began) >= SILENCE_MIN;
-        if is_long || self.passage == Passage::Probe {
+        if is_long {
             self.breaker.unanswered(self.passage, None);
+        } else if self.passage == Passage::Probe {
+            self.breaker.abandoned();
         }
     }
 }

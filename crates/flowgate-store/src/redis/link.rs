@@ -4,6 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
@@ -13,7 +16,6 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError,
     RedisResult, TlsCertificates, TlsMode, Value,
 };
-use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::fault::ends_connection;
@@ -36,9 +38,13 @@ pub(super) struct Link {
 struct Slot {
     /// Counts connections, so that a late failure of one does not end its successor.
     number: u64,
-    connection: Option<Connection>,
+    connection: Option<Connecting>,
     failures: u32,
 }
+
+/// A connection that is being made, or has been. Whoever needs it drives it on, from where the one
+/// before left it: callers with little patience, one after the other, get there as well.
+type Connecting = Shared<BoxFuture<'static, RedisResult<Connection>>>;
 
 #[derive(Clone)]
 enum Connection {
@@ -113,30 +119,45 @@ impl Link {
 
     async fn connection(&self) -> RedisResult<(u64, Connection)> {
         let slot = self.slots.here(Mutex::default);
-        let mut slot = slot.lock().await;
-        if let Some(connection) = &slot.connection {
-            return Ok((slot.number, connection.clone()));
-        }
-        if slot.failures > 0 {
-            // Whoever lost the connection together with us should not come back together with us.
-            let longest = Duration::from_millis(50 << slot.failures.min(6)).min(PAUSE_MAX);
-            tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
-        }
-        // Boxed, since it is rare and the largest part of every call.
-        let connect = Box::pin(self.servers.connect(self.call_timeout));
-        let made = timeout(self.call_timeout, connect).await;
-        match made.unwrap_or_else(|_| Err(no_answer())) {
-            Ok(connection) => {
-                slot.failures = 0;
+        let (number, connecting) = {
+            let mut slot = slot.lock();
+            let connecting = if let Some(connecting) = &slot.connection {
+                connecting.clone()
+            } else {
                 slot.number += 1;
-                slot.connection = Some(connection.clone());
-                Ok((slot.number, connection))
-            }
-            Err(error) => {
-                slot.failures = slot.failures.saturating_add(1);
-                Err(error)
+                let connecting = self.connect(slot.failures);
+                slot.connection.insert(connecting).clone()
+            };
+            (slot.number, connecting)
+        };
+        if let Some(Ok(connection)) = connecting.peek() {
+            return Ok((number, connection.clone()));
+        }
+        let made = connecting.await;
+        let mut slot = slot.lock();
+        if slot.number == number {
+            if made.is_ok() {
+                slot.failures = 0;
+            } else {
+                slot.give_up();
             }
         }
+        made.map(|connection| (number, connection))
+    }
+
+    /// Begins a connection, after as many that failed.
+    fn connect(&self, failures: u32) -> Connecting {
+        let (servers, call_timeout) = (Arc::clone(&self.servers), self.call_timeout);
+        let connecting = async move {
+            if failures > 0 {
+                // Whoever lost the connection together with us should not come back together with us.
+                let longest = Duration::from_millis(50 << failures.min(6)).min(PAUSE_MAX);
+                tokio::time::sleep(longest.mul_f64(fastrand::f64())).await;
+            }
+            let made = timeout(call_timeout, servers.connect(call_timeout)).await;
+            made.unwrap_or_else(|_| Err(no_answer()))
+        };
+        connecting.boxed().shared()
     }
 
     /// The answer, in time; a connection that failed is given up.
@@ -153,13 +174,21 @@ impl Link {
             && ends_connection(error)
         {
             let slot = self.slots.here(Mutex::default);
-            let mut slot = slot.lock().await;
-            if slot.number == number && slot.connection.take().is_some() {
-                slot.failures = slot.failures.saturating_add(1);
+            let mut slot = slot.lock();
+            if slot.number == number && slot.give_up() {
                 tracing::warn!(%error, "the connection to Redis is given up");
             }
         }
         answer
+    }
+}
+
+impl Slot {
+    /// Has the next caller make another connection; whether there was one to give up.
+    fn give_up(&mut self) -> bool {
+        let had = self.connection.take().is_some();
+        self.failures = self.failures.saturating_add(u32::from(had));
+        had
     }
 }
 

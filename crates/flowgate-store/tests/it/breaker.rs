@@ -127,6 +127,23 @@ async fn a_probe_that_hangs_gives_its_place_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_probe_of_a_caller_without_patience_does_not_put_off_the_next_ones() {
+    let (breaker, faulty) = broken();
+    open(&breaker, &faulty).await;
+    faulty.plan(Call::Read, Fault::Delayed(HOUR), u32::MAX);
+    for _ in 0..10 {
+        let began = Instant::now();
+        breaker.wait_due(&Queues::All, HOUR).await.unwrap();
+        assert!(began.elapsed() <= PAUSE_MIN + Duration::from_millis(2), "{:?}", began.elapsed());
+        let quick = timeout(Duration::from_millis(500), breaker.list_instances()).await;
+        assert!(quick.is_err(), "it hangs");
+    }
+    faulty.plan(Call::Now, Fault::NotDone, 0);
+    breaker.wait_due(&Queues::All, HOUR).await.unwrap();
+    assert!(breaker.now().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
 async fn calls_that_are_given_up_count() {
     let (breaker, faulty) = broken();
     faulty.plan(Call::Read, Fault::Delayed(HOUR), u32::MAX);

@@ -99,6 +99,24 @@ async fn until_it_works(redis: &RedisStore) -> flowgate_core::time::Timestamp {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_with_little_patience_go_on_with_one_attempt_to_connect() {
+    const PATIENCE: std::time::Duration = std::time::Duration::from_millis(50);
+    let server = Redis::start().unwrap();
+    let proxy = FaultProxy::start(server.address()).unwrap();
+    let redis = open(&format!("redis://{}?prefix=patience", proxy.address())).await;
+    proxy.cut();
+    assert!(redis.now().await.unwrap_err().is_transient());
+    proxy.half_open();
+    for _ in 0..40 {
+        tokio::time::timeout(PATIENCE, redis.now()).await.unwrap_err();
+    }
+    assert_eq!(proxy.effects().connections_silent, 1);
+    proxy.pass();
+    until_it_works(&redis).await;
+    assert_eq!(proxy.connections(), 1, "it is the one that they had begun");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_outlives_a_killed_server() {
     let mut server = Redis::start().unwrap();
     let url = server.url();
