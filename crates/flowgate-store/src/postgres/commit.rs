@@ -29,9 +29,9 @@ use crate::{Claimant, CommitOutcome, Refusal, StoreError};
 const CALL_BYTES_MAX: usize = 16 << 20;
 const DOING: &str = "committing";
 /// Parameters of `commit_batch`.
-pub(super) const COMMIT_PARAMS: usize = 41;
-/// Steps that may share the row of a job: `lane_of` in the schema.
-const LANE_STEPS: i32 = 16;
+pub(super) const COMMIT_PARAMS: usize = 43;
+/// Steps in a lane.
+const LANE_STEPS: u16 = 16;
 
 /// A commit with its JSON, and its place in the batch of the caller.
 struct Encoded {
@@ -136,10 +136,12 @@ impl PostgresStore {
             (&arrays.leases_of, Type::INT4_ARRAY),
             (&arrays.leases_step, Type::INT4_ARRAY),
             (&arrays.leases_token, Type::INT8_ARRAY),
-            (&arrays.leases_to, Type::INT4_ARRAY),
+            (&arrays.end_leases, Type::INT4_ARRAY),
+            (&arrays.judged, Type::INT4_ARRAY),
             (&arrays.changes_of, Type::INT4_ARRAY),
             (&arrays.changes_step, Type::INT4_ARRAY),
             (&arrays.changes_from, Type::INT4_ARRAY),
+            (&arrays.changes_lease, Type::INT4_ARRAY),
             (&arrays.changes_kind, Type::TEXT_ARRAY),
             (&arrays.changes_queue, Type::TEXT_ARRAY),
             (&arrays.changes_priority, Type::INT2_ARRAY),
@@ -392,10 +394,12 @@ struct Arrays<'a> {
     leases_of: Vec<i32>,
     leases_step: Vec<i32>,
     leases_token: Vec<i64>,
-    leases_to: Vec<Option<i32>>,
+    end_leases: Vec<Option<i32>>,
+    judged: Vec<i32>,
     changes_of: Vec<i32>,
     changes_step: Vec<i32>,
     changes_from: Vec<i32>,
+    changes_lease: Vec<Option<i32>>,
     changes_kind: Vec<Option<&'static str>>,
     changes_queue: Vec<Option<&'a str>>,
     changes_priority: Vec<Option<i16>>,
@@ -416,6 +420,21 @@ struct Owner<'c> {
     of: i32,
     is_start: bool,
     claimant: Option<&'c Claimant>,
+}
+
+/// A leased job that a change takes away, in the row of which that puts another one if it puts any.
+#[derive(Clone, Copy)]
+struct Taken {
+    step: StepIndex,
+    /// The place of the lease.
+    lease: i32,
+    /// The step of the change.
+    by: StepIndex,
+}
+
+/// Steps of one lane may share the row of a job: `lane_of` in the schema.
+fn lane_of(step: StepIndex) -> u16 {
+    step.0 / LANE_STEPS
 }
 
 impl<'a> Arrays<'a> {
@@ -464,36 +483,21 @@ impl<'a> Arrays<'a> {
     }
 
     /// The leases and changes of a commit. The job that one of its leases was about and that it
-    /// removes makes room for one that it puts, if their steps may share a row.
+    /// removes makes room for one that it puts, if their steps may share a row. Whatever takes a
+    /// leased job away judges the lease; all others are judged by themselves.
     fn push_jobs(&mut self, owner: Owner<'_>, net: &NetChanges<'a>) {
-        let first = self.leases_of.len();
+        let first = to_int4(self.leases_of.len() + 1);
         for lease in &net.leases {
             self.leases_of.push(owner.of);
             self.leases_step.push(lease.job_id.step.0.into());
             self.leases_token.push(to_integer(lease.token.0));
-            self.leases_to.push(None);
         }
-        let is_removed = |step: i32| {
-            let is_it = |(at, change): &(StepIndex, NetChange<'_>)| {
-                i32::from(at.0) == step && *change == NetChange::Remove
-            };
-            net.steps.iter().any(is_it)
-        };
-        let mut free: Vec<usize> = (first..self.leases_of.len())
-            .filter(|lease| is_removed(self.leases_step[*lease]))
-            .collect();
-        free.sort_unstable_by_key(|lease| self.leases_step[*lease]);
-        free.dedup_by_key(|lease| self.leases_step[*lease]);
-        let mut taken = Vec::new();
-        for (step, change) in &net.steps {
-            let NetChange::Put { .. } = change else { continue };
-            let step = i32::from(step.0);
-            let fits = |lease: &usize| self.leases_step[*lease] / LANE_STEPS == step / LANE_STEPS;
-            let Some(at) = free.iter().position(fits) else { continue };
-            let lease = free.remove(at);
-            self.leases_to[lease] = Some(step);
-            taken.push((self.leases_step[lease], step));
-        }
+        let by_end = (net.ends_run && !owner.is_start && !net.leases.is_empty()).then_some(first);
+        self.end_leases.push(by_end);
+        let taken = taken_by_changes(net, first);
+        let is_judged =
+            |place: &i32| by_end != Some(*place) && taken.iter().all(|t| t.lease != *place);
+        self.judged.extend((first..).take(net.leases.len()).filter(is_judged));
         for (step, change) in &net.steps {
             self.push_change(owner, *step, change, &taken);
         }
@@ -505,9 +509,8 @@ impl<'a> Arrays<'a> {
         owner: Owner<'_>,
         step: StepIndex,
         change: &NetChange<'a>,
-        taken: &[(i32, i32)],
+        taken: &[Taken],
     ) {
-        let step = i32::from(step.0);
         let place = to_int4(self.changes_of.len() + 1);
         let (job, attempt, due) = match change {
             NetChange::Put { job, attempt, due } => {
@@ -518,7 +521,7 @@ impl<'a> Arrays<'a> {
                 self.postponed.push(place);
                 (None, *attempt, Some(*due))
             }
-            NetChange::Remove if taken.iter().any(|(from, _)| *from == step) => return,
+            NetChange::Remove if taken.iter().any(|t| t.step == step && t.by != step) => return,
             NetChange::Remove => {
                 self.removes.push(place);
                 (None, 0, None)
@@ -527,11 +530,12 @@ impl<'a> Arrays<'a> {
         let (after_ms, at) = due.map_or((None, None), encode_due);
         let inputs =
             |job: &Job| serde_json::to_string(&job.inputs).expect("numbers have a JSON form");
-        let from = taken.iter().find(|(_, to)| *to == step).map_or(step, |(from, _)| *from);
+        let taken = taken.iter().find(|taken| taken.by == step);
         let is_wanted = |job: &Job| owner.claimant.is_some_and(|c| c.queues.contains(&job.queue));
         self.changes_of.push(owner.of);
-        self.changes_step.push(step);
-        self.changes_from.push(from);
+        self.changes_step.push(step.0.into());
+        self.changes_from.push(taken.map_or(step, |taken| taken.step).0.into());
+        self.changes_lease.push(taken.map(|taken| taken.lease));
         self.changes_kind.push(job.map(|job| encode_kind(job.kind)));
         self.changes_queue.push(job.map(|job| &*job.queue));
         self.changes_priority.push(job.map(|job| job.priority.into()));
@@ -541,4 +545,23 @@ impl<'a> Arrays<'a> {
         self.changes_at.push(at);
         self.changes_wanted.push(job.is_some_and(is_wanted));
     }
+}
+
+/// The leased jobs that the changes of a commit take away, whose leases begin at a place.
+fn taken_by_changes(net: &NetChanges<'_>, first: i32) -> Vec<Taken> {
+    let leased = (first..).zip(&net.leases).map(|(lease, of)| (of.job_id.step, lease));
+    let mut taken: Vec<Taken> = leased
+        .filter(|(step, _)| net.steps.contains(&(*step, NetChange::Remove)))
+        .map(|(step, lease)| Taken { step, lease, by: step })
+        .collect();
+    taken.sort_unstable_by_key(|taken| (taken.step, taken.lease));
+    taken.dedup_by_key(|taken| taken.step);
+    for (step, change) in &net.steps {
+        let NetChange::Put { .. } = change else { continue };
+        let fits = |t: &&mut Taken| t.by == t.step && lane_of(t.step) == lane_of(*step);
+        if let Some(taken) = taken.iter_mut().find(fits) {
+            taken.by = *step;
+        }
+    }
+    taken
 }

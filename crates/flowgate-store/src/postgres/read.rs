@@ -6,6 +6,7 @@ use flowgate_core::event::StoredEvent;
 use flowgate_core::flow::FlowFile;
 use flowgate_core::ids::{Position, Revision, RunId};
 use flowgate_core::limits::PAGE_MAX;
+use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
@@ -106,36 +107,27 @@ impl PostgresStore {
         if let Some(after) = query.after {
             let started_at = filter.bind(after.started_at.0, Type::INT8);
             let run_id = filter.bind(after.run_id.0, Type::UUID);
-            filter.and(&format!("(started_at, run_id) < ({started_at}, {run_id})"));
+            filter.and(&format!("(r.started_at, r.run_id) < ({started_at}, {run_id})"));
         }
         let limit = filter.bind(to_integer(query.limit.min(PAGE_MAX) as u64), Type::INT8);
-        let order = format!("ORDER BY started_at DESC, run_id DESC LIMIT {limit}");
-        let runs = format!("\"{}\".runs", self.options.schema);
-        // One arm for each status: then an index gives every arm in order, and none is sorted.
-        let statuses = match query.statuses.as_slice() {
-            [] => vec![None],
-            statuses => statuses.iter().copied().map(Some).collect(),
-        };
-        let arms = statuses.into_iter().map(|status| {
-            let by = status.map_or("TRUE".to_owned(), |s| format!("status = '{}'", s.as_str()));
-            let filter = &filter.sql;
-            format!("(SELECT {RUN_COLUMNS}, run_id FROM {runs} WHERE {by}{filter} {order})")
-        });
-        let arms = arms.collect::<Vec<_>>().join(" UNION ALL ");
-        let sql = format!("SELECT * FROM ({arms}) AS listed {order}");
+        let page = format!("ORDER BY r.started_at DESC, r.run_id DESC LIMIT {limit}");
+        let schema = &self.options.schema;
+        // Only a page is read whole, and none is sorted but of what makes it up.
+        let pages = filter.arms(schema, query, "r.started_at, r.run_id", &page);
+        let sql = format!(
+            "SELECT {RUN_COLUMNS} FROM (SELECT r.started_at, r.run_id FROM ({pages}) AS r {page}) \
+             AS p (page_at, page_id) JOIN \"{schema}\".runs r ON r.run_id = p.page_id \
+             ORDER BY p.page_at DESC, p.page_id DESC"
+        );
         let rows = self.pool.call("listing runs", &sql, &filter.params()).await?;
         let list: Result<Vec<RunRow>, Fault> = rows.iter().map(read_row).collect();
         list.map_err(|fault| fault.into_error("listing runs"))
     }
 
     pub(super) async fn count(&self, query: &RunQuery) -> Result<u64, StoreError> {
-        let mut filter = Filter::new(query);
-        if !query.statuses.is_empty() {
-            let names = query.statuses.iter().map(|status| format!("'{}'", status.as_str()));
-            filter.and(&format!("status IN ({})", names.collect::<Vec<_>>().join(", ")));
-        }
-        let (schema, filter_sql) = (&self.options.schema, &filter.sql);
-        let sql = format!("SELECT count(*) FROM \"{schema}\".runs WHERE TRUE{filter_sql}");
+        let filter = Filter::new(query);
+        let counts = filter.arms(&self.options.schema, query, "count(*) AS count", "");
+        let sql = format!("SELECT coalesce(sum(c.count), 0)::bigint FROM ({counts}) AS c");
         let within = self.options.call_timeout * super::LONG_FACTOR;
         let doing = "counting runs";
         let rows = self.pool.call_within(within, doing, &sql, &filter.params()).await?;
@@ -225,23 +217,63 @@ impl Filter {
         let mut filter = Self { sql: String::new(), values: Vec::new() };
         if let Some(flow) = &query.flow {
             let flow = filter.bind(flow.to_string(), Type::TEXT);
-            filter.and(&format!("flow = {flow}"));
+            filter.and(&format!("r.flow = {flow}"));
         }
         if let Some(since) = query.since {
             let since = filter.bind(since.0, Type::INT8);
-            filter.and(&format!("started_at >= {since}"));
+            filter.and(&format!("r.started_at >= {since}"));
         }
         if let Some(until) = query.until {
             let until = filter.bind(until.0, Type::INT8);
-            filter.and(&format!("started_at < {until}"));
+            filter.and(&format!("r.started_at < {until}"));
         }
         if !query.tags.is_empty() {
             let tags: Vec<String> =
                 query.tags.iter().map(|(name, value)| tag(name, value)).collect();
             let tags = filter.bind(tags, Type::TEXT_ARRAY);
-            filter.and(&format!("tags IS NOT NULL AND tags @> {tags}"));
+            filter.and(&format!("r.tags IS NOT NULL AND r.tags @> {tags}"));
         }
         filter
+    }
+
+    /// What `select` finds in each of the places where such runs are, one after the other.
+    fn arms(&self, schema: &str, query: &RunQuery, select: &str, page: &str) -> String {
+        let statuses: Vec<Option<RunStatus>> = match query.statuses.as_slice() {
+            [] => vec![None],
+            wanted => RunStatus::ALL.into_iter().filter(|s| wanted.contains(s)).map(Some).collect(),
+        };
+        let (filter, runs) = (&self.sql, format!("\"{schema}\".runs"));
+        let incomplete = format!("\"{schema}\".incomplete_runs");
+        let arm = |status: Option<RunStatus>| {
+            let Some(status) = status else {
+                return format!("(SELECT {select} FROM {runs} r WHERE TRUE{filter} {page})");
+            };
+            let name = status.as_str();
+            if status == RunStatus::Completed {
+                return format!(
+                    "(SELECT {select} FROM {runs} r WHERE r.status = '{name}'{filter} {page})"
+                );
+            }
+            if !query.tags.is_empty() {
+                // The server chooses where to begin, by what it knows of tags and statuses.
+                return format!(
+                    "(SELECT {select} FROM {incomplete} i JOIN {runs} r ON r.run_id = i.run_id \
+                     AND r.flow = i.flow AND r.started_at = i.started_at \
+                     WHERE i.status = '{name}'{filter} {page})"
+                );
+            }
+            if query.flow.is_some() {
+                return format!(
+                    "(SELECT {select} FROM {incomplete} r WHERE r.status = '{name}'{filter} {page})"
+                );
+            }
+            format!(
+                "(SELECT r.* FROM \"{schema}\".incomplete_flows f CROSS JOIN LATERAL (\
+                 SELECT {select} FROM {incomplete} r \
+                 WHERE r.flow = f.flow AND r.status = '{name}'{filter} {page}) AS r)"
+            )
+        };
+        statuses.into_iter().map(arm).collect::<Vec<_>>().join(" UNION ALL ")
     }
 
     fn and(&mut self, condition: &str) {

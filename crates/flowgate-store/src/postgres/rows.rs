@@ -185,8 +185,9 @@ impl JobRow {
     }
 }
 
-/// The columns that [`read_row`] takes.
-pub(super) const RUN_COLUMNS: &str = "record, started_at, updated_at, ended_at, events_removed";
+/// The columns of `runs r` that [`read_row`] takes.
+pub(super) const RUN_COLUMNS: &str =
+    "r.record, r.started_at, r.updated_at, r.ended_at, r.events_removed";
 
 /// A row of [`RUN_COLUMNS`] as a listing shows it.
 pub(super) fn read_row(row: &Row) -> Result<RunRow, Fault> {

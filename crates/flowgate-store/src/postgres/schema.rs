@@ -13,8 +13,9 @@ use crate::StoreError;
 
 /// The oldest server that has what the log needs: transaction ids of 64 bits.
 pub(super) const SERVER_MIN: i32 = 130_000;
-/// How long it may take until every table is there, also behind other instances that start.
-const MIGRATION_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long it may take until every table is as this version knows it, also behind other instances
+/// that start. What takes time is a migration that goes through many millions of rows.
+const MIGRATION_TIMEOUT: Duration = Duration::from_mins(30);
 /// What an instance that starts does before it looks at the schema; one at a time.
 const LOCK: i64 = 0x666c_6f77_6761_7465;
 
@@ -136,6 +137,16 @@ async fn apply(client: &mut Client, schema: &str) -> Result<i32, Fault> {
     let rows = transaction.query_typed(sql, &[]).await?;
     let mut format: i32 = rows.first().map_or(0, |row| row.get(0));
     let before = format;
+    let known = format_known();
+    if (1..known).contains(&before) {
+        tracing::warn!(
+            schema,
+            from = before,
+            to = known,
+            "the schema is brought to a later version, which instances of an older build cannot \
+             use; this takes some seconds for each million runs"
+        );
+    }
     for migration in in_order().iter().filter(|m| m.version() > before) {
         transaction.batch_execute(migration.sql().expect("an embedded migration has SQL")).await?;
         format = migration.version();

@@ -10,6 +10,7 @@ mod postgres_control;
 mod postgres_harness;
 mod postgres_jobs;
 mod postgres_load;
+mod postgres_runs;
 mod postgres_server;
 mod postgres_session;
 mod redis;

@@ -485,8 +485,8 @@ async fn a_claim_takes_its_jobs_from_the_index_of_their_order() {
     harness
         .sql(
             "INSERT INTO queues VALUES ('default'); \
-             INSERT INTO jobs (run_id, step, number, attempt, due_at, priority, kind, queue, \
-             inputs, waits_in, order_at, ticket) SELECT gen_random_uuid(), 0, n, 0, n, 0, \
+             INSERT INTO jobs (run_id, lane, step, number, attempt, due_at, priority, kind, queue, \
+             inputs, waits_in, order_at, ticket) SELECT gen_random_uuid(), 0, 0, n, 0, n, 0, \
              'execute', 'default', '[1]', 'default', n, n FROM generate_series(1, 20000) n; \
              ANALYZE jobs",
         )

@@ -2,32 +2,22 @@
 
 use std::sync::Arc;
 
-use flowgate_core::commit::{Claimed, Due, Job, JobChange};
+use flowgate_core::commit::{Claimed, Commit, Due, Job, JobChange};
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{JobId, RunId, StepIndex};
 use flowgate_store::conformance::Harness;
-use flowgate_store::conformance::world::{LEASE, World, applied, chain, fan, lease_of, refused};
-use flowgate_store::{PostgresOptions, PostgresStore, Refusal, Renewal, Store};
+use flowgate_store::conformance::world::{
+    LEASE, World, applied, chain, fan, flaky, lease_of, refused, single,
+};
+use flowgate_store::{JobDetail, Refusal, Renewal};
 use serde_json::{Map, json};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, timeout};
 
-use crate::postgres_harness::{PostgresHarness, connect, options, variable};
+use crate::postgres_harness::{PostgresHarness, connect};
 
 /// Longer than anything here takes.
 const SOON: Duration = Duration::from_secs(20);
-
-/// The migrations before the one that lets a row go on.
-const BEFORE: [&str; 8] = [
-    include_str!("../../src/postgres/migrations/V1__init.sql"),
-    include_str!("../../src/postgres/migrations/V2__terms.sql"),
-    include_str!("../../src/postgres/migrations/V3__permits.sql"),
-    include_str!("../../src/postgres/migrations/V4__priority.sql"),
-    include_str!("../../src/postgres/migrations/V5__gates.sql"),
-    include_str!("../../src/postgres/migrations/V6__pools.sql"),
-    include_str!("../../src/postgres/migrations/V7__authors.sql"),
-    include_str!("../../src/postgres/migrations/V8__gates_by_flow.sql"),
-];
 
 /// `count` steps, one after another.
 fn chain_of(count: usize) -> Flow {
@@ -46,24 +36,6 @@ fn chain_of(count: usize) -> Flow {
     Flow::new(file.expect("a flow file")).expect("a valid flow")
 }
 
-/// What the indexes of the jobs hold, of all jobs, and the pages that these are in.
-async fn indexed(harness: &PostgresHarness) -> Vec<(String, i64)> {
-    let schema = &harness.options.schema;
-    let columns = format!(
-        "SELECT string_agg(DISTINCT format('j.%I', a.attname), ', ') \
-         FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum > 0 \
-         WHERE i.indrelid = '{schema}.jobs'::regclass \
-         AND (a.attnum = ANY (i.indkey) OR i.indexprs IS NOT NULL \
-             OR pg_get_expr(i.indpred, i.indrelid) LIKE '%' || a.attname || '%')"
-    );
-    let columns: String = harness.client.query_one(&columns, &[]).await.expect("looking").get(0);
-    let sql = format!(
-        "SELECT ROW({columns})::text, (ctid::text::point)[0]::bigint FROM {schema}.jobs j ORDER BY 1"
-    );
-    let rows = harness.client.query(&sql, &[]).await.expect("looking");
-    rows.iter().map(|row| (row.get(0), row.get(1))).collect()
-}
-
 /// Sends the success of `claimed`, and takes what follows.
 async fn go_on(world: &World<'_, PostgresHarness>, flow: &Flow, claimed: &Claimed) -> Vec<Claimed> {
     world.apply_and_take(world.succeed(flow, claimed), 10).await
@@ -76,15 +48,15 @@ async fn a_step_that_is_handed_off_writes_no_index_of_the_jobs() {
     let flow = chain_of(5);
     let start = world.start(&flow, "1");
     let mut claimed = world.apply_and_take(start, 10).await.remove(0);
-    let before = indexed(world.harness).await;
+    let before = world.harness.indexed("jobs").await;
     assert_eq!(before.len(), 1);
     for _ in 1..5 {
         claimed = go_on(&world, &flow, &claimed).await.remove(0);
         // PostgreSQL leaves indexes alone if none of their columns changes and the page has room.
-        assert_eq!(indexed(world.harness).await, before);
+        assert_eq!(world.harness.indexed("jobs").await, before);
     }
     assert!(go_on(&world, &flow, &claimed).await.is_empty());
-    assert_eq!(indexed(world.harness).await, []);
+    assert_eq!(world.harness.indexed("jobs").await, []);
 }
 
 #[tokio::test]
@@ -167,57 +139,69 @@ async fn a_lease_that_runs_out_while_its_commit_waits_is_lost() {
     assert_eq!(world.claim_one().await.job.job_id, claimed.job.job_id);
 }
 
-#[tokio::test]
-async fn a_lost_lease_in_a_batch_refuses_its_own_commit_and_no_other() {
-    let mut harness = PostgresHarness::direct().await;
-    let world = World::new(&mut harness);
-    let flow = chain();
-    let mut claimed = Vec::new();
-    for _ in 0..5 {
-        claimed.push(world.started_and_claimed(&flow).await);
-    }
+/// Sends five commits in a batch, two of which have lost their leases, and of the others each hands
+/// off so many jobs.
+async fn two_of_five_are_lost(
+    world: &World<'_, PostgresHarness>,
+    mut claimed: Vec<Claimed>,
+    commit: impl Fn(&Claimed) -> Commit,
+    handed_off: usize,
+) {
     let lost = [1, 3];
     for at in lost {
         claimed[at].token.0 += 1_000;
     }
-    let commits: Vec<_> = claimed.iter().map(|claimed| world.succeed(&flow, claimed)).collect();
-    let outcomes = world.store().commit(commits, Some(&world.claimant(10))).await.unwrap();
+    let commits: Vec<_> = claimed.iter().map(commit).collect();
+    let outcomes =
+        world.store().commit(commits, Some(&world.claimant(10))).await.expect("committing");
     for (at, (outcome, claimed)) in outcomes.into_iter().zip(&claimed).enumerate() {
-        let version = world.run(claimed.run.run_id).await.row.run.version;
+        let run = world.run(claimed.run.run_id).await;
         if lost.contains(&at) {
             assert_eq!(refused(&outcome), Refusal::LeaseLost(claimed.job.job_id));
-            assert_eq!(version, claimed.run.version, "nothing of it is written");
+            assert_eq!(run.row.run, claimed.run, "nothing of it is written");
+            let is_it = |open: &JobDetail| open.job.job_id == claimed.job.job_id;
+            assert!(run.jobs.iter().any(is_it), "whose job it is keeps it");
         } else {
-            assert_eq!(applied(outcome).len(), 1);
-            assert!(version > claimed.run.version);
+            assert_eq!(applied(outcome).len(), handed_off);
+            assert!(run.row.run.version > claimed.run.version);
         }
     }
 }
 
-/// A schema as the migrations before made it, with the runs, the log and the jobs of `from`.
-async fn copied_before(from: &PostgresHarness) -> PostgresOptions {
-    let old = options(&variable("FLOWGATE_TEST_POSTGRES"));
-    let (schema, source) = (&old.schema, &from.options.schema);
-    let sql = format!(
-        "BEGIN; CREATE SCHEMA {schema}; SET LOCAL search_path TO {schema}, pg_temp; \
-         CREATE TABLE schema_versions (version integer PRIMARY KEY, name text NOT NULL, \
-         checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now()); \
-         INSERT INTO schema_versions SELECT n, '', '' FROM generate_series(1, {count}) n; \
-         {migrations} \
-         INSERT INTO runs SELECT * FROM {source}.runs; \
-         INSERT INTO log SELECT * FROM {source}.log; \
-         INSERT INTO queues SELECT * FROM {source}.queues; \
-         INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, ticket, is_leased, \
+#[tokio::test]
+async fn a_lost_lease_in_a_batch_refuses_its_own_commit_and_no_other() {
+    let mut harness = PostgresHarness::direct().await;
+    let world = World::new(&mut harness);
+    let (chain, single, fan, flaky) = (chain(), single("one"), fan(), flaky());
+    for (flow, handed_off) in [(&chain, 1), (&single, 0)] {
+        let mut claimed = Vec::new();
+        for _ in 0..5 {
+            claimed.extend(world.apply_and_take(world.start(flow, "1"), 1).await);
+        }
+        // The job becomes that of the next step, or goes with its run.
+        let commit = |claimed: &Claimed| world.succeed(flow, claimed);
+        two_of_five_are_lost(&world, claimed, commit, handed_off).await;
+    }
+    let (mut branches, mut failing) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let begin = world.apply_and_take(world.start(&fan, "1"), 1).await.remove(0);
+        branches.push(go_on(&world, &fan, &begin).await.remove(0));
+        failing.extend(world.apply_and_take(world.start(&flaky, "1"), 1).await);
+    }
+    // The job goes, and the run does not; it stays, for later.
+    two_of_five_are_lost(&world, branches, |claimed| world.succeed(&fan, claimed), 0).await;
+    two_of_five_are_lost(&world, failing, |claimed| world.fail(&flaky, claimed), 0).await;
+}
+
+/// Brings the jobs of a schema to that of the migrations before the one that lets a row go on.
+fn jobs_of_before(source: &str) -> String {
+    format!(
+        "INSERT INTO jobs (run_id, step, kind, queue, attempt, inputs, due_at, ticket, is_leased, \
          token, instance, expires_at, check_at, granted_by, lost, priority, order_at) \
          SELECT run_id, step, kind, queue, attempt, inputs, due_at, coalesce(ticket, token), \
          waits_in IS NULL, token, instance, expires_at, check_at, granted_by, lost, priority, \
-         coalesce(order_at, due_at) FROM {source}.jobs; \
-         SELECT setval('tickets', nextval('{source}.tickets')); COMMIT",
-        count = BEFORE.len(),
-        migrations = BEFORE.concat()
-    );
-    from.client.batch_execute(&sql).await.expect("the schema before");
-    old
+         coalesce(order_at, due_at) FROM {source}.jobs;"
+    )
 }
 
 #[tokio::test]
@@ -229,15 +213,14 @@ async fn jobs_that_wait_and_jobs_that_are_leased_outlive_the_migration() {
     let waits: RunId = world.started(&chain(), "1").await;
     let later = world.start(&chain_of(2), "1");
     let handed_off = applied(world.send(later, Some(&world.claimant(1))).await).remove(0);
-    let old = copied_before(world.harness).await;
-    let store = Arc::new(PostgresStore::open(old.clone()).await.expect("migrating"));
+    let mut before = Vec::new();
     for run_id in [leased.run.run_id, over.run.run_id, waits, handed_off.run.run_id] {
-        let kept = store.read_run(run_id).await.unwrap().expect("the run is kept");
-        assert_eq!(kept, world.run(run_id).await);
+        before.push(world.run(run_id).await);
     }
-    world.harness.store = store;
-    let first = std::mem::replace(&mut world.harness.options, old);
-    world.harness.sql(&format!("DROP SCHEMA {} CASCADE", first.schema)).await;
+    world.harness.go_back_to(8, jobs_of_before).await;
+    for run in before {
+        assert_eq!(world.run(run.row.run.run_id).await, run);
+    }
     let renewed = world.store().renew(&[lease_of(&leased), lease_of(&handed_off)], LEASE * 3).await;
     assert!(renewed.unwrap().iter().all(|renewal| matches!(renewal, Renewal::Held(_))));
     world.harness.advance(LEASE).await;

@@ -90,7 +90,7 @@ async fn a_store_goes_on_when_its_server_comes_back_from_a_crash() {
 }
 
 /// Parameters of a commit, and its mark.
-const PARAMS: usize = 42;
+const PARAMS: usize = 44;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_knows_another_statement_by_the_same_name_writes_nothing_elsewhere() {
