@@ -11,12 +11,12 @@ use flowgate_core::event::StoredEvent;
 use flowgate_core::ids::Position;
 use flowgate_core::run::RunStatus;
 use flowgate_core::time::Timestamp;
-use flowgate_store::{RunQuery, Store};
+use flowgate_store::{Clock, RunQuery, Store};
 use flowgate_testbed::{FaultProxy, Stopwatch};
 use parking_lot::Mutex;
 
 use crate::cluster::{Cluster, Plan};
-use crate::faults::{self, Fault, Tallies};
+use crate::faults::{self, Fault, Injected};
 use crate::instance::{Answer, Ask};
 use crate::ledger::Ledger;
 use crate::plant::Bug;
@@ -63,7 +63,8 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Leave the exported log, the ledger, the effects and the logs of the instances here
+    /// Leave the exported log, the ledger, the effects, the faults with their times and the logs of
+    /// the instances here
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
     /// Plant a bug, to see that the judge finds it: the exit code is 0 only if it does
@@ -105,7 +106,7 @@ struct Drive<'a> {
     plan: Vec<Fault>,
     cluster: Cluster,
     ledger: Mutex<Ledger>,
-    tallies: Mutex<Tallies>,
+    injected: Mutex<Vec<Injected>>,
     /// Places that stand still or are without a process.
     away: Mutex<Vec<usize>>,
     started: AtomicUsize,
@@ -135,7 +136,7 @@ impl<'a> Drive<'a> {
             plan,
             cluster,
             ledger: Mutex::default(),
-            tallies: Mutex::default(),
+            injected: Mutex::default(),
             away: Mutex::default(),
             started: AtomicUsize::new(0),
             faults_done: AtomicUsize::new(0),
@@ -176,12 +177,14 @@ impl<'a> Drive<'a> {
         judge::export(&self.folder.join("log.ndjson"), &followed)?;
         let text = serde_json::to_string_pretty(&*ledger).expect("a ledger has a JSON form");
         std::fs::write(self.folder.join("ledger.json"), text).context("writing the ledger")?;
+        let injected = std::mem::take(&mut *self.injected.lock());
+        faults::export(&self.folder.join("faults.ndjson"), &injected)?;
         let mut report = Report::new(self.args.store.name(), self.seed, verdict);
         report.instances = self.cluster.len();
         report.runs_wanted = self.args.runs;
         report.unknown_answers = ledger.starts.values().map(|s| u64::from(s.unknown)).sum();
         report.reads = ledger.reads;
-        report.faults = self.tallies.lock().clone();
+        report.faults = faults::tallies(&injected);
         report.ended_after_heal = ended_after;
         report.took = watch.elapsed();
         report.errors = errors;
@@ -297,7 +300,9 @@ impl<'a> Drive<'a> {
         store: &Arc<dyn Store>,
         runtime: &tokio::runtime::Runtime,
     ) -> anyhow::Result<()> {
-        let effect = match fault.kind {
+        let clock = Clock::wall();
+        let began_at = clock.now();
+        let (place, took_effect) = match fault.kind {
             faults::Kind::Kill => self.on_a_place(fault, |place| {
                 let was_alive = self.cluster.instance(place).kill()?;
                 std::thread::sleep(fault.lasts);
@@ -317,7 +322,7 @@ impl<'a> Drive<'a> {
                 server.control().kill()?;
                 std::thread::sleep(fault.lasts);
                 server.control().restart()?;
-                true
+                (None, true)
             }
             faults::Kind::Cut => self.through_proxy(fault, FaultProxy::cut)?,
             faults::Kind::HalfOpen => self.through_proxy(fault, FaultProxy::half_open)?,
@@ -331,22 +336,21 @@ impl<'a> Drive<'a> {
                 let watch = Stopwatch::start();
                 server.shift_clock(fault.amount).context("moving the store's clock")?;
                 let after = runtime.block_on(now(&**store))?;
-                faults::is_jump(fault.amount, after.0 - before.0, watch.elapsed())
+                (None, faults::is_jump(fault.amount, after.0 - before.0, watch.elapsed()))
             }
         };
-        let mut tallies = self.tallies.lock();
-        let tally = tallies.entry(fault.kind.name()).or_default();
-        tally.injected += 1;
-        tally.took_effect += u64::from(effect);
+        let (kind, ended_at) = (fault.kind, clock.now());
+        self.injected.lock().push(Injected { kind, place, began_at, ended_at, took_effect });
         Ok(())
     }
 
-    /// Does something to a place that nothing else is done to, while most others are there.
+    /// Does something to a place that nothing else is done to, while most others are there; to
+    /// which, and whether it had an effect.
     fn on_a_place(
         &self,
         fault: &Fault,
         act: impl FnOnce(usize) -> anyhow::Result<bool>,
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<(Option<usize>, bool)> {
         let place = {
             let mut away = self.away.lock();
             let free = (0..self.cluster.len())
@@ -358,12 +362,16 @@ impl<'a> Drive<'a> {
         };
         let effect = act(place);
         self.away.lock().retain(|other| *other != place);
-        effect
+        Ok((Some(place), effect?))
     }
 
-    /// Has a proxy misbehave for the fault's time, or until it has withheld something; whether it
-    /// did.
-    fn through_proxy(&self, fault: &Fault, act: impl FnOnce(&FaultProxy)) -> anyhow::Result<bool> {
+    /// Has a proxy misbehave for the fault's time, or until it has withheld something; that of which
+    /// place, and whether it did.
+    fn through_proxy(
+        &self,
+        fault: &Fault,
+        act: impl FnOnce(&FaultProxy),
+    ) -> anyhow::Result<(Option<usize>, bool)> {
         self.on_a_place(fault, |place| {
             let proxy = self.cluster.proxy(place).context("there is no proxy")?;
             let before = proxy.effects();

@@ -1,8 +1,11 @@
 //! Faults: what is done to instances and server, when, and whether it had an effect.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
+use flowgate_core::time::Timestamp;
 use serde::Serialize;
 
 /// How far the clock jumps at least: what is less cannot be told from a slow answer.
@@ -142,6 +145,33 @@ pub(crate) fn is_jump(amount_ms: i64, moved_ms: i64, elapsed: Duration) -> bool 
     jumped_ms.abs_diff(amount_ms) < JUMP_MIN_MS.unsigned_abs()
 }
 
+/// A fault that was injected.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Injected {
+    pub(crate) kind: Kind,
+    /// The place of the instance that it hit, if it was one.
+    pub(crate) place: Option<usize>,
+    /// On the clock of this machine, as in the logs of the instances.
+    #[serde(serialize_with = "shown")]
+    pub(crate) began_at: Timestamp,
+    #[serde(serialize_with = "shown")]
+    pub(crate) ended_at: Timestamp,
+    pub(crate) took_effect: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn shown<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(at)
+}
+
+/// Writes what was injected, one fault a line.
+pub(crate) fn export(path: &Path, injected: &[Injected]) -> anyhow::Result<()> {
+    let line =
+        |fault: &Injected| serde_json::to_string(fault).expect("a fault has a JSON form") + "\n";
+    let lines: String = injected.iter().map(line).collect();
+    std::fs::write(path, lines).with_context(|| format!("writing {}", path.display()))
+}
+
 /// How often a kind was injected, and how often it was seen to do something.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Tally {
@@ -149,8 +179,18 @@ pub(crate) struct Tally {
     pub(crate) took_effect: u64,
 }
 
-/// Tallies of all kinds.
+/// Tallies of all kinds that were injected.
 pub(crate) type Tallies = BTreeMap<&'static str, Tally>;
+
+pub(crate) fn tallies(injected: &[Injected]) -> Tallies {
+    let mut tallies = Tallies::new();
+    for fault in injected {
+        let tally = tallies.entry(fault.kind.name()).or_default();
+        tally.injected += 1;
+        tally.took_effect += u64::from(fault.took_effect);
+    }
+    tallies
+}
 
 #[cfg(test)]
 mod tests {
@@ -168,6 +208,32 @@ mod tests {
         }
         let without = plan(&mut fastrand::Rng::with_seed(7), 30, 5, lease, false);
         assert!(without.iter().all(|fault| !fault.kind.needs_proxy()));
+    }
+
+    #[test]
+    fn what_was_injected_is_written_down_and_counted_by_its_kind() {
+        let at = |kind, began_at, took_effect| Injected {
+            kind,
+            place: Some(2),
+            began_at: Timestamp(began_at),
+            ended_at: Timestamp(began_at + 5),
+            took_effect,
+        };
+        let injected = [at(Kind::Cut, 1, true), at(Kind::Cut, 7, false), at(Kind::Kill, 9, true)];
+        let counted = tallies(&injected);
+        assert_eq!((counted["cut"].injected, counted["cut"].took_effect), (2, 1));
+        assert_eq!((counted["kill"].injected, counted["kill"].took_effect), (1, 1));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("faults.ndjson");
+        export(&file, &injected).unwrap();
+        let text = std::fs::read_to_string(file).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[1]["kind"], "cut");
+        assert_eq!((&lines[1]["place"], &lines[1]["took_effect"]), (&2.into(), &false.into()));
+        let ended_at = "1970-01-01T00:00:00.012Z";
+        assert_eq!(lines[1]["ended_at"], ended_at);
     }
 
     #[test]

@@ -109,7 +109,9 @@ fn workers(sink: &Arc<SinkClient>, lease: Duration) -> Workers {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| "info,flowgate_engine=info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // It goes to a file.
+    let log = tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr);
+    log.with_env_filter(filter).init();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
