@@ -127,6 +127,7 @@ macro_rules! conformance_cases {
                 a_lost_lease_cannot_settle,
                 a_lease_settles_only_its_own_job,
                 a_job_that_nobody_leased_cannot_be_settled,
+                a_lost_lease_in_a_batch_refuses_its_own_commit_and_no_other,
                 a_renewed_lease_outlives_its_first_span,
                 a_renewed_lease_still_ends,
                 of_the_leases_of_a_run_only_those_end_that_were_not_renewed,

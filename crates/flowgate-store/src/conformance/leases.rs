@@ -12,9 +12,9 @@ use tokio::task::JoinSet;
 
 use super::Harness;
 use super::world::{
-    LEASE, World, applied, but, chain, fan, flaky, lease_of, nap, only, queued, single,
+    LEASE, World, applied, but, chain, fan, flaky, lease_of, nap, only, queued, refused, single,
 };
-use crate::{Claimant, CommitOutcome, Queues, Refusal, Renewal};
+use crate::{Claimant, CommitOutcome, JobDetail, Queues, Refusal, Renewal};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -232,6 +232,61 @@ pub async fn a_job_that_nobody_leased_cannot_be_settled(harness: &mut impl Harne
     let again = Claimed { run, ..claimed };
     let late = world.succeed(&flow, &again);
     assert_eq!(world.refused(late).await, Refusal::LeaseLost(again.job.job_id));
+}
+
+/// Sends five commits in a batch, two of which have lost their leases, and of the others each hands
+/// off so many jobs.
+async fn two_of_five_are_lost<H: Harness>(
+    world: &World<'_, H>,
+    mut claimed: Vec<Claimed>,
+    commit: impl Fn(&Claimed) -> Commit,
+    handed_off: usize,
+) {
+    let lost = [1, 3];
+    for at in lost {
+        claimed[at].token.0 += 1_000;
+    }
+    let commits: Vec<_> = claimed.iter().map(commit).collect();
+    let outcomes = world.store().commit(commits, Some(&world.claimant(10))).await;
+    let outcomes = outcomes.expect("the store answers");
+    for (at, (outcome, claimed)) in outcomes.into_iter().zip(&claimed).enumerate() {
+        let run = world.run(claimed.run.run_id).await;
+        if lost.contains(&at) {
+            assert_eq!(refused(&outcome), Refusal::LeaseLost(claimed.job.job_id));
+            assert_eq!(run.row.run, claimed.run, "nothing of it is written");
+            let is_it = |open: &JobDetail| open.job.job_id == claimed.job.job_id;
+            assert!(run.jobs.iter().any(is_it), "whose job it is keeps it");
+        } else {
+            assert_eq!(applied(outcome).len(), handed_off);
+            assert!(run.row.run.version > claimed.run.version);
+        }
+    }
+}
+
+pub async fn a_lost_lease_in_a_batch_refuses_its_own_commit_and_no_other(
+    harness: &mut impl Harness,
+) {
+    let world = World::new(harness);
+    let (chain, single, fan, flaky) = (chain(), single("one"), fan(), flaky());
+    for (flow, handed_off) in [(&chain, 1), (&single, 0)] {
+        let mut claimed = Vec::new();
+        for _ in 0..5 {
+            claimed.extend(world.apply_and_take(world.start(flow, "1"), 1).await);
+        }
+        // The job makes room for that of the next step, or goes with its run.
+        let commit = |claimed: &Claimed| world.succeed(flow, claimed);
+        two_of_five_are_lost(&world, claimed, commit, handed_off).await;
+    }
+    let (mut branches, mut failing) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        let begin = world.apply_and_take(world.start(&fan, "1"), 1).await.remove(0);
+        let next = world.apply_and_take(world.succeed(&fan, &begin), 1).await;
+        branches.extend(next);
+        failing.extend(world.apply_and_take(world.start(&flaky, "1"), 1).await);
+    }
+    // The job goes, and the run does not; it stays, for later.
+    two_of_five_are_lost(&world, branches, |claimed| world.succeed(&fan, claimed), 0).await;
+    two_of_five_are_lost(&world, failing, |claimed| world.fail(&flaky, claimed), 0).await;
 }
 
 pub async fn a_renewed_lease_outlives_its_first_span(harness: &mut impl Harness) {

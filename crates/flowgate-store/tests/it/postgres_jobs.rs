@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use flowgate_core::commit::{Claimed, Commit, Due, Job, JobChange};
+use flowgate_core::commit::{Claimed, Due, Job, JobChange};
 use flowgate_core::flow::Flow;
 use flowgate_core::ids::{JobId, RunId, StepIndex};
 use flowgate_store::conformance::Harness;
-use flowgate_store::conformance::world::{
-    LEASE, World, applied, chain, fan, flaky, lease_of, refused, single,
-};
-use flowgate_store::{JobDetail, Refusal, Renewal};
+use flowgate_store::conformance::world::{LEASE, World, applied, chain, fan, lease_of, refused};
+use flowgate_store::{Refusal, Renewal};
 use serde_json::{Map, json};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, timeout};
@@ -137,60 +135,6 @@ async fn a_lease_that_runs_out_while_its_commit_waits_is_lost() {
     let outcome = tasks.join_next().await.unwrap().unwrap().unwrap().remove(0);
     assert_eq!(refused(&outcome), Refusal::LeaseLost(claimed.job.job_id));
     assert_eq!(world.claim_one().await.job.job_id, claimed.job.job_id);
-}
-
-/// Sends five commits in a batch, two of which have lost their leases, and of the others each hands
-/// off so many jobs.
-async fn two_of_five_are_lost(
-    world: &World<'_, PostgresHarness>,
-    mut claimed: Vec<Claimed>,
-    commit: impl Fn(&Claimed) -> Commit,
-    handed_off: usize,
-) {
-    let lost = [1, 3];
-    for at in lost {
-        claimed[at].token.0 += 1_000;
-    }
-    let commits: Vec<_> = claimed.iter().map(commit).collect();
-    let outcomes =
-        world.store().commit(commits, Some(&world.claimant(10))).await.expect("committing");
-    for (at, (outcome, claimed)) in outcomes.into_iter().zip(&claimed).enumerate() {
-        let run = world.run(claimed.run.run_id).await;
-        if lost.contains(&at) {
-            assert_eq!(refused(&outcome), Refusal::LeaseLost(claimed.job.job_id));
-            assert_eq!(run.row.run, claimed.run, "nothing of it is written");
-            let is_it = |open: &JobDetail| open.job.job_id == claimed.job.job_id;
-            assert!(run.jobs.iter().any(is_it), "whose job it is keeps it");
-        } else {
-            assert_eq!(applied(outcome).len(), handed_off);
-            assert!(run.row.run.version > claimed.run.version);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_lost_lease_in_a_batch_refuses_its_own_commit_and_no_other() {
-    let mut harness = PostgresHarness::direct().await;
-    let world = World::new(&mut harness);
-    let (chain, single, fan, flaky) = (chain(), single("one"), fan(), flaky());
-    for (flow, handed_off) in [(&chain, 1), (&single, 0)] {
-        let mut claimed = Vec::new();
-        for _ in 0..5 {
-            claimed.extend(world.apply_and_take(world.start(flow, "1"), 1).await);
-        }
-        // The job becomes that of the next step, or goes with its run.
-        let commit = |claimed: &Claimed| world.succeed(flow, claimed);
-        two_of_five_are_lost(&world, claimed, commit, handed_off).await;
-    }
-    let (mut branches, mut failing) = (Vec::new(), Vec::new());
-    for _ in 0..5 {
-        let begin = world.apply_and_take(world.start(&fan, "1"), 1).await.remove(0);
-        branches.push(go_on(&world, &fan, &begin).await.remove(0));
-        failing.extend(world.apply_and_take(world.start(&flaky, "1"), 1).await);
-    }
-    // The job goes, and the run does not; it stays, for later.
-    two_of_five_are_lost(&world, branches, |claimed| world.succeed(&fan, claimed), 0).await;
-    two_of_five_are_lost(&world, failing, |claimed| world.fail(&flaky, claimed), 0).await;
 }
 
 /// Brings the jobs of a schema to that of the migrations before the one that lets a row go on.
